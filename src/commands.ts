@@ -39,9 +39,9 @@ export const SERVE: CliCommand = {
     if (isBare && !processEnvironment["TOLLGATE_MODE"])
       return (await import("./cli/terminal/help.ts")).shortHelp(COMMANDS);
     restartInCleanEnvironment(processEnvironment);
-    const { config, log } = begin(line, "serve");
+    const { config, log, located } = begin(line, "serve");
     const meters = await runService(config, log).catch((error) => {
-      throw error instanceof ListenProblem ? error.told(line.flags, config.databaseUrl !== null) : error;
+      throw error instanceof ListenProblem ? error.told(line.flags, config.databaseUrl !== null, located) : error;
     });
     startWatchdog(config.log);
     const { watchLoop } = await import("./kernel/loop-watch.ts");
@@ -58,7 +58,7 @@ export const COMMANDS: Commands = {
     forms: [""],
     summary: "play paid calls on this machine, from the challenge to the money",
     about:
-      "run paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried",
+      "run paid calls on this machine, with a chain, both services and two agents, and keep all of it running to be tried",
     async run(line) {
       restartInCleanEnvironment(processEnvironment);
       const { config, warnings } = configured(line, "demo");
@@ -77,9 +77,9 @@ export const COMMANDS: Commands = {
   },
   doctor: {
     forms: [`[--mode gateway|facilitator] [--json] ${SERVICE}`],
-    summary: "check what the configuration names, changing nothing",
-    about: `check what the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks), changing nothing;
-each line says ok, warn or fail, and what to do; exits with 1 after a fail, and with 2 on a bad configuration`,
+    summary: "check everything that the configuration names, and change nothing",
+    about: `check everything that the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks), and
+change nothing; each line says ok, warn or fail, and what to do; the exit status is 1 after a fail, 2 on a bad configuration`,
     async run(line) {
       // The checks must run in the environment that a service would have.
       restartInCleanEnvironment(processEnvironment);
@@ -101,9 +101,9 @@ each line says ok, warn or fail, and what to do; exits with 1 after a fail, and 
   },
   "token revoke": {
     forms: [`--tenant T [--user U] ${DATA}`, `--all [--yes] ${DATA}`],
-    summary: "refuse the tokens made until now",
-    about: `revoke the local issuer's tokens of this user, or of all users of the tenant, up to now; later ones are valid;
-with --all revoke every token up to now, forged ones too, by replacing the issuer's key`,
+    summary: "revoke the tokens issued so far",
+    about: `revoke all tokens that the user has so far, or without --user those of all users of the tenant; tokens issued later
+are valid; --all replaces the key of the local issuer, and so revokes every token, even a forged one`,
     run: async (line) => (await import("./cli/token.ts")).revoke(line),
   },
   call: {
@@ -124,8 +124,8 @@ yet (the wait ran out; standard error has the ID), 130 Ctrl-C (a polled call goe
   "settlement set": {
     forms: [`--tenant T --facilitator URL --bundle FILE ${DATA}`],
     summary: "say which facilitator collects a tenant's payments",
-    about: `store the client certificate of a tenant (the bundle of tollgate pki client) as a credential, encrypted, and name
-the facilitator that collects the tenant's payments with it; beside a running gateway, and as often as you like`,
+    about: `store the client certificate of a tenant (the bundle of tollgate pki client) as an encrypted credential, and name
+the facilitator that collects the tenant's payments; works while the gateway runs, and again for a new bundle`,
     run: async (line) => (await import("./cli/settlement.ts")).setSettlement(line),
   },
   "account add": account(
@@ -163,35 +163,35 @@ to those of the configuration; a running facilitator needs no restart`,
     forms: [`[--json] ${DATA}`],
     summary: "renew every key while gateways run",
     about: `renew every key while gateways run: the master key, the key of each tenant, and the keys that sign tokens and
-receipts; the next run resumes one that was interrupted (see tollgate help rotation)`,
+receipts; if a run is interrupted, the next run completes it (see tollgate help rotation)`,
     run: async (line) => (await import("./cli/keys.ts")).rotateKeys(line),
   },
   "receipt verify": {
     forms: ["FILE --jwks FILE|URL [--json]"],
     summary: "check trust receipts offline",
-    about: `check trust receipts offline, one compact JWS per line: signatures, claims and the chain; exits with 1 and names
-the first invalid one; the keys are those that a gateway serves at /.well-known/jwks.json`,
+    about: `check trust receipts offline, one compact JWS per line: signatures, claims and the chain; names the first
+invalid receipt and exits with 1; the keys are those that a gateway serves at /.well-known/jwks.json`,
     run: async (line) => (await import("./cli/receipt.ts")).verify(line),
   },
   migrate: {
     forms: [DATA],
     summary: "bring the database up to date and exit",
-    about: "apply pending migrations of the database and exit; for a facilitator's, set TOLLGATE_MODE=facilitator",
+    about:
+      "apply pending migrations of the database and exit; for a facilitator's database, set TOLLGATE_MODE=facilitator",
     run: async (line) => (await import("./cli/backup.ts")).migrate(line),
   },
   backup: {
     forms: [`FILE [--verify] [--json] ${DATA}`, `--verify FILE [--json] ${DATA}`],
     summary: "copy the SQLite database of a running service, or check a copy",
-    about: `copy the SQLite database of a running or stopped service into a new file; --verify then reads the whole copy and
-opens its keys; keep master.key with it, which no copy contains; --verify FILE checks an existing copy and
-makes none`,
+    about: `copy the SQLite database of a running or stopped service into a new file; with --verify also read the whole copy
+and open its keys; no copy contains master.key, so keep that file too; --verify FILE checks an existing copy`,
     run: async (line) => (await import("./cli/backup.ts")).backup(line),
   },
   restore: {
     forms: [`[FILE] ${DATA}`],
-    summary: "put a copy back, before the first start on it",
-    about: `run once before the first start after a restore to an older state: ends the calls in flight of the copy, and keeps
-payments signed before it from buying twice; FILE is checked and replaces the SQLite database`,
+    summary: "put a copy back, or mark the database as restored, before the first start",
+    about: `run this once after a restore to an older state, before the first start: it ends the calls that were in flight in
+the copy, and refuses payments that were signed before; FILE, once checked, replaces the SQLite database`,
     run: async (line) => (await import("./cli/backup.ts")).restore(line),
   },
   completion: {
@@ -243,8 +243,9 @@ async function runService(config: Config, log: OpenLog): Promise<Meters> {
 }
 
 async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise<void> {
-  const { prepareMasterKeys, requireOwnDatabase } = await import("./cli/open.ts");
-  await requireOwnDatabase("gateway", config);
+  const { prepareMasterKeys, requireOwnDataDir, requirePorts } = await import("./cli/open.ts");
+  await requireOwnDataDir("gateway", config);
+  requirePorts(config, config.host, { TOLLGATE_PORT: config.port });
   const { keys, generated } = prepareMasterKeys(config, log);
   const { startGateway } = await import("./gateway/start.ts");
   logStrayErrors(log);
@@ -259,8 +260,10 @@ async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise
 }
 
 async function runFacilitator(options: FacilitatorConfig, log: OpenLog, meters: Meters): Promise<void> {
-  const { openDataDir, requireOwnDatabase } = await import("./cli/open.ts");
-  await requireOwnDatabase("facilitator", options);
+  const { openDataDir, requireOwnDataDir, requirePorts } = await import("./cli/open.ts");
+  const { host, port, openPort } = options;
+  await requireOwnDataDir("facilitator", options);
+  requirePorts(options, host, { TOLLGATE_PORT: port, TOLLGATE_OPEN_PORT: openPort });
   openDataDir(options, log);
   const { startFacilitator } = await import("./facilitator/start.ts");
   logStrayErrors(log);

@@ -284,37 +284,45 @@ function renewedFile(path: string | undefined): string | null {
 
 const ENV_LINE = /^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$/;
 const ENV_LINES_TOLD = 10;
+const MUST_BE_VARIABLE = "NAME=value (no blank before =), a comment that begins with #, or empty";
+const MUST_BE_QUOTED = "NAME=value with one quote at each end of the value, or with none";
 
 /**
  * The environment, and under it the variables of a file: one `NAME=value` a line, whose value may stand in quotes; lines that begin
  * with `#` and empty lines are skipped. What the environment sets goes before the file, also where one of the two names a
  * secret and the other its file.
  *
- * @returns problems that name the file and the line, and never show the line, since it may hold a secret
+ * @returns problems that name the file and the line, and never show the line, since it may hold a secret; `located` adds file
+ * and line to a problem that begins with the name of a variable, if the file has set it
  */
 export function withEnvFile(environment: Environment, path: string | undefined) {
-  if (path === undefined) return { environment, problems: [] };
+  const lines = new Map<string, string>();
+  const located = (problem: string) => problem.replace(/^\w+/, (name) => `${name}${lines.get(name) ?? ""}`);
+  if (path === undefined) return { environment, located, problems: [] };
   const file = resolve(path);
   let text: string;
   try {
     text = readTextFile(path);
   } catch (error) {
     const why = fileProblem(file, error, true);
-    return { environment, problems: [`--env-file must be the path of a readable file of variables: ${why}`] };
+    return { environment, located, problems: [`--env-file must be the path of a readable file of variables: ${why}`] };
   }
   const merged: Record<string, string | undefined> = {};
-  const bad: number[] = [];
+  const bad: string[] = [];
   for (const [index, line] of text.split(/\r?\n/).entries()) {
     if (/^\s*(#|$)/.test(line)) continue;
     const [, name = "", written = ""] = ENV_LINE.exec(line) ?? [];
-    const value = name === "" ? null : unquoted(written.trim());
-    if (value === null) bad.push(index + 1);
-    else if (!environment[name] && !environment[otherSource(name)]) merged[name] = value;
+    const value = unquoted(written.trim());
+    const must = name === "" ? MUST_BE_VARIABLE : MUST_BE_QUOTED;
+    if (name === "" || value === null) bad.push(`line ${index + 1} must be ${must}`);
+    else if (!environment[name] && !environment[otherSource(name)]) {
+      merged[name] = value;
+      lines.set(name, ` (line ${index + 1} of ${file})`);
+    }
   }
-  const must = "must be NAME=value, a comment that begins with #, or empty";
-  const problems = bad.slice(0, ENV_LINES_TOLD).map((line) => `--env-file ${file}: line ${line} ${must}`);
+  const problems = bad.slice(0, ENV_LINES_TOLD).map((problem) => `--env-file ${file}: ${problem}`);
   const set = Object.entries(environment).filter(([name, value]) => value || merged[name] === undefined);
-  return { environment: { ...merged, ...Object.fromEntries(set) }, problems };
+  return { environment: { ...merged, ...Object.fromEntries(set) }, located, problems };
 }
 
 /** The variable that would set the same secret: itself or its file. */
@@ -334,6 +342,6 @@ function unreadVariables(environment: Environment): string[] {
   const known = new Set([...Object.keys(VARIABLES), ...OWN_VARIABLES]);
   for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);
   return Object.keys(environment)
-    .filter((name) => name.startsWith("TOLLGATE_") && !known.has(name))
+    .filter((name) => /^TOLLGATE_/i.test(name) && !known.has(name))
     .map((name) => `${name} is set but nothing reads it${didYouMean(name, known)}`);
 }

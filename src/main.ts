@@ -10,6 +10,7 @@ import { openLog } from "./cli/log.ts";
 import { COMMANDS, SERVE } from "./commands.ts";
 import { Fault } from "./core/fault.ts";
 import { PassingStartupProblem, StartupProblem } from "./core/startup.ts";
+import { printableJson } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 
 const FAILED = 1;
@@ -38,7 +39,7 @@ function isService(command: string | null): boolean {
 /** Prints the one document that stands on standard output with --json. */
 function printDocument(document: object): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
-  process.stdout.write(`${JSON.stringify(document, null, 2)}\n`, () => resolve());
+  process.stdout.write(`${printableJson(JSON.stringify(document, null, 2))}\n`, () => resolve());
   return promise;
 }
 

@@ -293,14 +293,24 @@ describe("a streamed call", () => {
 });
 
 describe("a call that has not ended", () => {
-  test("goes on when the wait runs out, and its ID is told with status 4", async () => {
+  test("goes on when the wait runs out, and where its result can be read is told with status 4", async () => {
+    const results: string[] = [];
     release = Promise.withResolvers<void>();
     for (const wait of ["0", "1"]) {
       const waited = await run(["held", "--wait", wait]);
       expect(waited).toMatchObject({ code: 4, stdout: "" });
-      expect(waited.stderr).toMatch(/^tollgate call: --wait ran out, the call goes on as inv_\S+\n$/);
+      const why = wait === "0" ? "--wait is 0" : "--wait ran out";
+      const [, result = ""] =
+        / goes on as inv_\S+; GET (\S+) with the same token has its result\n$/.exec(waited.stderr) ?? [];
+      expect(waited.stderr).toStartWith(`tollgate call: ${why}, the call `);
+      results.push(result);
     }
     release.resolve();
+    for (const result of results) {
+      const headers = { authorization: `Bearer ${token}`, prefer: "wait=60" };
+      const view = await (await fetch(result, { headers })).json();
+      expect(view).toMatchObject({ status: "succeeded", response_body_b64: btoa("late") });
+    }
   });
 
   test("goes on after Ctrl-C, and its ID is told", async () => {
@@ -313,7 +323,9 @@ describe("a call that has not ended", () => {
     const { code, stdout, stderr } = await ended;
     await proxy.stop();
     expect({ code, stdout }).toEqual({ code: 130, stdout: "" });
-    expect(stderr).toMatch(/^tollgate call: stopped: the call goes on as inv_\S+\n$/);
+    expect(stderr).toMatch(
+      /^tollgate call: stopped: the call goes on as inv_\S+; GET \S+ with the same token has its result\n$/,
+    );
     release.resolve();
     const [id] = ID.exec(stderr) ?? [];
     await until(async () => (await callsOf("status=succeeded&limit=5")).some((each) => each["id"] === id));
@@ -358,7 +370,9 @@ describe("the gateway takes no call, with status 3,", () => {
     expect(await run(["echo"], { env })).toMatchObject(refusal("it answered 401: the token has expired"));
     expect(await run(["echo"], { env: { TOLLGATE_TOKEN: other } })).toMatchObject(refusal("has no agents"));
     const closed = "http://127.0.0.1:1";
-    expect(await run(["echo"], { url: closed })).toMatchObject(refusal(`no answer from ${closed}: `));
+    expect(await run(["echo"], { url: closed })).toMatchObject(
+      refusal(`no answer from ${closed}: 127.0.0.1:1: ECONNREFUSED: is`),
+    );
   });
 
   test("from something that is no gateway, to which a redirect leads, or whose way is open to others", async () => {
@@ -401,7 +415,7 @@ const challenge = (terms: object) =>
 function startOddGateway(answer: (payment: string | null, count: number) => Response | Promise<Response>) {
   const posts: { readonly payment: string | null; readonly key: string | null }[] = [];
   const server = startUpstream((request) => {
-    if (request.method === "GET") return Response.json(ENDED);
+    if (request.method === "GET") return Response.json({ ...ENDED, id: AGENT, name: "odd", protocol: "http" });
     const payment = request.headers.get("x-payment");
     posts.push({ payment, key: request.headers.get("idempotency-key") });
     return answer(payment, posts.length);
@@ -583,6 +597,22 @@ test("an unpaid request whose answer is lost is sent again and makes one call", 
   }
 });
 
+test("a streamed request whose answer is lost makes one call, and what the gateway has kept of the response is printed", async () => {
+  const before = (await callsOf("limit=100")).length;
+  let posts = 0;
+  const proxy = startProxy(undefined, ({ method }) => (method === "POST" && ++posts === 1 ? hangUp() : null));
+  try {
+    const ended = await run(["echo", "--stream", "--data", "once"], { url: proxy.url });
+    expect(ended).toMatchObject({ code: 0, stdout: "once", stderr: "" });
+    expect([posts, (await callsOf("limit=100")).length - before]).toEqual([2, 1]);
+    posts = 0;
+    const lost = await run(["quiet", "--stream", "--data", "x"], { url: proxy.url });
+    expect(lost).toMatchObject({ code: 1, stdout: "", stderr: expect.stringContaining("lost with the connection") });
+  } finally {
+    await proxy.stop();
+  }
+});
+
 test("a streamed call whose answer is lost is looked for by its key, and what became of it is told", async () => {
   const headers = { "x-service-invocation-id": INVOCATION, "retry-after": "1" };
   const odd = startOddGateway((_, count) => {
@@ -591,9 +621,7 @@ test("a streamed call whose answer is lost is looked for by its key, and what be
     return Response.json({ error: "this call has been made already" }, { status: 409, headers });
   });
   try {
-    const told = `it answered 409: this call has been made already; the call is ${INVOCATION}\n`;
-    const ended = await run([AGENT, "--stream"], { url: odd.url });
-    expect(ended).toMatchObject({ code: 1, stdout: "", stderr: expect.stringContaining(told) });
+    expect(await run([AGENT, "--stream"], { url: odd.url })).toMatchObject({ code: 0, stdout: "done", stderr: "" });
     expect(new Set(odd.posts.map(({ key }) => key)).size).toBe(1);
   } finally {
     await odd.stop();
@@ -601,7 +629,8 @@ test("a streamed call whose answer is lost is looked for by its key, and what be
 });
 
 test("what a gateway says can't steer the terminal", async () => {
-  const odd = startOddGateway(() => Response.json({ error: "\u001b[2Jgone\u0007" }, { status: 422 }));
+  const headers = { "x-request-id": "r1" };
+  const odd = startOddGateway(() => Response.json({ error: "\u001b[2Jgone\u0007" }, { status: 422, headers }));
   try {
     const { code, stderr } = await run([AGENT], { url: odd.url });
     expect({ code, stderr }).toEqual({ code: 3, stderr: expect.stringMatching(/^\P{Cc}+\[2Jgone \n$/u) });

@@ -228,7 +228,7 @@ test("x402-fetch pays for a call, and shows the transaction", async () => {
 });
 
 test("the packages have the versions that the page, the folder and the tests name", () => {
-  const named = [...page.text.matchAll(/npm install ([^`]+)`/g)].flatMap(([, list = ""]) => list.split(" "));
+  const named = [...page.text.matchAll(/`npm install ([^`]+)`/g)].flatMap(([, list = ""]) => list.split(" "));
   const dependencies: Record<string, string> = tour.dependencies;
   expect(named).toEqual(
     ["@modelcontextprotocol/sdk", "x402-fetch", "viem"].map((name) => `${name}@${dependencies[name]}`),

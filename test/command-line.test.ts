@@ -130,6 +130,8 @@ describe("completion", () => {
     ["tollgate token revoke --", ["--all", "--yes"], ["--ttl"]],
     ["tollgate --mode ", ["gateway", "facilitator"], ["token"]],
     ["tollgate help ", ["payments", "token"], []],
+    ["tollgate help account ", ["add", "remove-cert"], ["payments", "token"]],
+    ["tollgate help token ", ["revoke"], ["payments", "token"]],
     ["tollgate completion ", ["bash", "zsh", "fish"], ["token"]],
   ];
   for (const [shell, command] of Object.entries(shells)) {
@@ -151,6 +153,12 @@ describe("completion", () => {
       }
     });
   }
+
+  test.each(["zsh", "fish"])("describes a group of one command by that command in %s", async (shell) => {
+    const { stdout } = await run(`completion ${shell}`);
+    expect(stdout).toMatch(/settlement.{1,6}say which facilitator/);
+    expect(stdout).toMatch(/keys.{1,6}renew every key/);
+  });
 
   test.skipIf(Bun.which("bash") === null)("completes a word that somebody types in bash", async () => {
     writeFileSync(at("completion"), (await run("completion bash")).stdout);

@@ -11,7 +11,7 @@ import { type Facilitator, startFacilitator } from "./support/chain/facilitator.
 import { openPayingTenant } from "./support/chain/paying.ts";
 import { type DoctorRun, runDoctor, snapshot } from "./support/gateway/doctor.ts";
 import { eachDatabase, executeIn, type Gateway, startGateway } from "./support/gateway/gateway.ts";
-import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
+import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
 import { type OidcServer, startOidc } from "./support/http/oidc.ts";
 import { nextVersion } from "./support/stores/next-version.ts";
 
@@ -327,4 +327,40 @@ test("before the first start nothing is made, and what is there is left as it is
       says("warn facilitators: not checked without the database"),
     ],
   );
+});
+
+test("the data directory of the other service is not good, although its database is", async () => {
+  const [gateways, facilitators, keyed] = [join(home, "gateways"), join(home, "facilitators"), join(home, "keyed")];
+  const made = [
+    { words: ["token", "--tenant", "acme", "--user", "me"], dir: gateways },
+    { words: ["account", "add", "a", "--cert", join(home, "other.crt")], dir: facilitators },
+  ];
+  const ca = await issueCa(Date.now());
+  writeFileSync(join(home, "other.crt"), (await issueClient(ca, "other", Date.now())).cert);
+  writeFileSync(join(home, "ca.crt"), ca.cert);
+  const server = await issueServer(ca, ["127.0.0.1"], Date.now());
+  writeFileSync(join(home, "server.pem"), server.cert + server.key);
+  for (const { words, dir } of made)
+    expect((await runCommand([...words, "--data-dir", dir], { cwd: home, env: {} })).code).toBe(0);
+  mkdirSync(keyed, { mode: 0o700 });
+  writeFileSync(join(keyed, "master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
+  const own = (service: string, rest: string) =>
+    says(
+      `fail data directory: --data-dir \\(or TOLLGATE_DATA_DIR\\) must be the ${service}'s data directory: \\S+ ${rest}; name the ${service}'s own`,
+    );
+  const [code, ...bad] = await found({ TOLLGATE_DATA_DIR: facilitators });
+  expect([code, bad[0]]).toEqual([1, own("gateway", "is a facilitator's")]);
+  const env: Environment = {
+    TOLLGATE_TLS_CERT_FILE: join(home, "server.pem"),
+    TOLLGATE_TLS_KEY_FILE: join(home, "server.pem"),
+    TOLLGATE_CLIENT_CA_FILE: join(home, "ca.crt"),
+    TOLLGATE_RPC_URLS: chain.url,
+    TOLLGATE_SIGNER_KEY: "5d".repeat(32),
+  };
+  const facilitatorIn = async (dir: string) => {
+    const run = await runDoctor(["--mode", "facilitator", "--data-dir", dir], { cwd: home, env });
+    return run.bad.filter((line) => line.includes("data"));
+  };
+  expect(await facilitatorIn(gateways)).toEqual([own("facilitator", "is a gateway's")]);
+  expect(await facilitatorIn(keyed)).toEqual([own("facilitator", "holds a master.key, so it is a gateway's")]);
 });

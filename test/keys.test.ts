@@ -147,8 +147,9 @@ eachDatabase((database) => {
     const revoke = (...args: string[]) => gateway.run("token", "revoke", "--tenant", ALICE.tenant, ...args);
     expect(await revoke("--user", ALICE.user)).toMatchObject({
       code: 0,
+      stdout: `all tokens issued to user ${ALICE.user} of tenant acme so far are refused within two seconds\n`,
       stderr: expect.stringContaining(
-        "the tenant acme has no agent, credential or call in this database: check its name",
+        "the tenant acme is unknown: this database has no agent, credential or call of it; check its name",
       ),
     });
     const next = await mint(gateway);
@@ -157,7 +158,10 @@ eachDatabase((database) => {
     expect([await statusOf(gateway, next), await statusOf(gateway, bob)]).toEqual([200, 200]);
 
     // Its second may be that of the revocation, and of the tokens that are refused.
-    expect(await revoke()).toMatchObject({ code: 0 });
+    expect(await revoke()).toMatchObject({
+      code: 0,
+      stdout: expect.stringContaining(" to all users of tenant acme so far"),
+    });
     const newest = await mint(gateway);
     expect(await statusOf(gateway, newest)).toBe(200);
     await until(async () => (await statusOf(gateway, bob)) === 401 && (await statusOf(gateway, next)) === 401);
@@ -176,7 +180,10 @@ eachDatabase((database) => {
       code: 2,
       stderr: expect.stringContaining("--all can't be combined with"),
     });
-    expect(await gateway.run("token", "revoke", "--all", "--yes")).toMatchObject({ code: 0 });
+    expect(await gateway.run("token", "revoke", "--all", "--yes")).toMatchObject({
+      code: 0,
+      stdout: "all tokens issued so far are refused within two seconds\n",
+    });
     const last = await mint(gateway);
     expect(await statusOf(gateway, last)).toBe(200);
     await until(async () => (await statusOf(gateway, newest)) === 401);

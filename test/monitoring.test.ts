@@ -219,7 +219,7 @@ function loggedEvents(): Map<string, Set<string>> {
 }
 
 describe("the manual's page on monitoring", () => {
-  const services = ["Of both services", "Of the gateway", "Of the facilitator", "Of the demo"];
+  const services = ["both services", "the gateway", "the facilitator", "the demo"].map((whose) => `Events of ${whose}`);
   const head = "| event | level | means, and what to do |";
   const listed = services.flatMap((service) => tableRows(page?.section(service) ?? "", head));
 

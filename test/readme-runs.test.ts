@@ -5,7 +5,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdirSync, mkdtempSync, renameSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { copyTour, manifest, manual, readme } from "./support/documentation.ts";
+import { copyTour, manifest, manual, pages, readme } from "./support/documentation.ts";
 import { freePorts } from "./support/free-ports.ts";
 import { type Exchange, exchanges, parseReadme, runShell, type Shell, tableRows } from "./support/readme.ts";
 
@@ -132,8 +132,8 @@ describe("a reader of the documentation", () => {
   });
 
   /** Each with what is shown to come of it. */
-  function steps(section: string): { readonly script: string; readonly shown: string }[] {
-    const { blocks } = parseReadme(manual.section(section));
+  function steps(text = ""): { readonly script: string; readonly shown: string }[] {
+    const { blocks } = parseReadme(text);
     return blocks.flatMap((block, index) => {
       if (!/^sh (tour|curl)$/.test(block.info)) return [];
       if (block.info === "sh curl" && Bun.which("curl") === null) return [];
@@ -166,7 +166,7 @@ describe("a reader of the documentation", () => {
   }
 
   test("can do the tour of the README, word for word", async () => {
-    const tour = steps("Tour");
+    const tour = steps(readme.section("Tour"));
     expect(tour.length).toBe(2);
     // Whoever has done the tour has no need of the manual's first call, and the names of its agents are taken.
     await expectShown(tour, shell(marked(tour).join("").replace("--tenant acme", "--tenant tour")));
@@ -174,7 +174,7 @@ describe("a reader of the documentation", () => {
 
   test("can do a first call, streams, receipts, and getting paid, word for word", async () => {
     const hasCurl = Bun.which("curl") !== null;
-    const parts = ["First call", "Streams", "Receipts, step by step", "Get paid"].map(steps);
+    const parts = ["start", "streaming", "receipts", "payments"].map((name) => steps(pages.get(name)?.text));
     expect(parts.map(({ length }) => length)).toEqual(hasCurl ? [9, 5, 4, 7] : [9, 3, 1, 6]);
     const payer = join(home, "payer");
     const wait = `until [ -f ${payer} ]; do sleep 0.1; done; . ${payer}\n`;
@@ -194,7 +194,7 @@ describe("a reader of the documentation", () => {
   });
 
   test("is told by the functions of the tour why a request was refused, and by nothing else", async () => {
-    const [functions] = steps("Tour");
+    const [functions] = steps(readme.section("Tour"));
     const failing = `${functions?.script}\nexec 2>&1
       api GET /v1/agents/nobody; echo "[$?]"
       api POST /v1/agents '{"name": ""}' | field id; echo "[$?]"

@@ -29,10 +29,13 @@ beforeAll(async () => {
   mkdirSync(at("folder"));
   mkdirSync(at("locked"));
   mkdirSync(at("broken"));
+  mkdirSync(at("keyed"));
+  writeFileSync(at("keyed/master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
   writeFileSync(at("broken/tollgate.db"), "no database, whatever its name says");
   writeFileSync(at("broken/master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
   writeFileSync(at("open.key"), "x\n", { mode: 0o644 });
   writeFileSync(at("secret.key"), "hunter2\n", { mode: 0o600 });
+  writeFileSync(at("bearer"), "Bearer hunter2\n", { mode: 0o600 });
   writeFileSync(at("notes.txt"), "no certificate\n");
   writeFileSync(at("client.crt"), pki.client.cert);
   writeFileSync(at("client.key"), pki.client.key);
@@ -41,6 +44,13 @@ beforeAll(async () => {
   writeFileSync(at("ca.crt"), pki.ca.cert);
   writeFileSync(at("bad.env"), "# a comment\n\nTOLLGATE_PORT=0\nhunter2 is a secret\nTOLLGATE_HOST='::1\n");
   writeFileSync(at("misspelt.env"), "TOLLGATE_PROT=1\nTOLLGATE_WORKERS=many\n");
+  writeFileSync(
+    at("twice.env"),
+    "TOLLGATE_WORKERS=9\nTOLLGATE_TENANT_CLAIM=iss\nTOLLGATE_MASTER_KEY_FILE=a\nTOLLGATE_MASTER_KEY_FILE=hunter2\n" +
+      "TOLLGATE_TENANT_CLAIM=exp\nTOLLGATE_JWKS_URL=https://x.test/hunter2\n",
+  );
+  writeFileSync(at("host.env"), "# here\nTOLLGATE_HOST=192.0.2.1\n");
+  writeFileSync(at("lower.env"), "tollgate_port=1\n");
   writeFileSync(at("mode.env"), "TOLLGATE_MODE=facilitator\n");
   writeFileSync(at("long.env"), "# ".padEnd(4_194_305, "x"));
   expect(Bun.spawnSync(["mkfifo", at("pipe")]).exitCode).toBe(0);
@@ -70,6 +80,8 @@ const OWN_FACILITATOR: Environment = {
   TOLLGATE_OPEN_PORT: "0",
 };
 
+const SLASHED_KEY = `/hunter2${"a/".repeat(17)}a=`;
+
 const WRONG: readonly Wrong[] = [
   // Words and flags.
   {
@@ -89,6 +101,8 @@ const WRONG: readonly Wrong[] = [
   { words: "TOKEN", told: ["TOKEN is not a command; did you mean token?"] },
   { words: "run", told: ["run is not a command; did you mean serve?"] },
   { words: "start --port 1", told: ["start is not a command; did you mean serve?"] },
+  { words: "server", told: ["server is not a command; did you mean serve?"] },
+  { words: "agents", told: ["agents is not a command; did you mean help start?"] },
   { words: "gateway", told: ["gateway is not a command; did you mean serve?"] },
   { words: "facilitator", told: ["facilitator is not a command; did you mean serve --mode facilitator?"] },
   { words: "rotate", told: ["rotate is not a command; did you mean keys rotate?"] },
@@ -126,6 +140,8 @@ const WRONG: readonly Wrong[] = [
   { words: "account disable", told: ["NAME is missing: tollgate account disable NAME"] },
   { words: "backup", told: ["FILE is missing: tollgate backup FILE"] },
   { words: "backup a --verify b", told: ["two files are named"] },
+  { words: "help pay", told: ["pay is neither a command nor a topic; did you mean payments?"] },
+  { words: "mode gateway", told: ["tollgate: mode is not a command; did you mean --mode gateway?"] },
   { words: "help paymets", told: ["paymets is neither a command nor a topic; did you mean payments?"] },
   { words: "help paymets", told: [`See ${tollgateBinary()} help.\n`] },
   { words: "help serv", told: ["serv is neither a command nor a topic; did you mean serve?"] },
@@ -148,7 +164,7 @@ const WRONG: readonly Wrong[] = [
   },
   {
     words: "token revoke",
-    told: ["--tenant is missing: name the tenant whose tokens end, or give --all to end those of every tenant"],
+    told: ["--tenant is missing: name the tenant whose tokens to revoke, or give --all for those of every tenant"],
   },
   { words: "token revoke --all --tenant acme --yes", told: ["--all can't be combined with --tenant"] },
   {
@@ -280,14 +296,33 @@ const WRONG: readonly Wrong[] = [
   {
     words: "serve --env-file bad.env",
     told: [
-      `--env-file ${at("bad.env")}: line 4 must be NAME=value`,
-      `--env-file ${at("bad.env")}: line 5 must be NAME=value`,
+      `--env-file ${at("bad.env")}: line 4 must be NAME=value (no blank before =), a comment`,
+      `--env-file ${at("bad.env")}: line 5 must be NAME=value with one quote at each end`,
     ],
   },
   {
     words: "serve --env-file misspelt.env",
-    told: ["TOLLGATE_PROT is set but nothing reads it; did you mean TOLLGATE_PORT?", "TOLLGATE_WORKERS must be"],
+    told: [
+      `TOLLGATE_PROT (line 1 of ${at("misspelt.env")}) is set but nothing reads it; did you mean TOLLGATE_PORT?`,
+      `TOLLGATE_WORKERS (line 2 of ${at("misspelt.env")}) must be a whole number`,
+    ],
   },
+  // What the environment sets is not in the file, and the last of several lines counts.
+  {
+    words: "serve --env-file twice.env",
+    env: { TOLLGATE_WORKERS: "none" },
+    told: [
+      "  - TOLLGATE_WORKERS must be a whole number",
+      `TOLLGATE_MASTER_KEY_FILE (line 4 of ${at("twice.env")}) must be the path`,
+      `TOLLGATE_TENANT_CLAIM (line 5 of ${at("twice.env")}) must be a claim name`,
+      `TOLLGATE_JWKS_URL (line 6 of ${at("twice.env")}) has no effect without TOLLGATE_OIDC_ISSUER`,
+    ],
+  },
+  {
+    words: "serve --env-file host.env --data-dir made",
+    told: [`TOLLGATE_HOST (line 2 of ${at("host.env")}) must be an address to listen on: 192.0.2.1 is not`],
+  },
+  { words: "serve --env-file lower.env --port x", told: ["is set but nothing reads it; did you mean TOLLGATE_PORT?"] },
   // Variables.
   { words: "serve --port 65536", told: ["--port must be a whole number from 0 to 65535"] },
   {
@@ -298,7 +333,10 @@ const WRONG: readonly Wrong[] = [
     ],
   },
   { words: "serve", env: { TOLLGATE_MODE: "facilitatr" }, told: ["TOLLGATE_MODE must be gateway or facilitator"] },
-  { words: "serve --env-file mode.env", told: ["TOLLGATE_MODE is facilitator, but tollgate serve runs the gateway"] },
+  {
+    words: "serve --env-file mode.env",
+    told: [`TOLLGATE_MODE (line 1 of ${at("mode.env")}) is facilitator, but tollgate serve`],
+  },
   {
     words: "serve",
     env: { TOLLGATE_LOG_LEVEL: "loud", TOLLGATE_SECRETS_DIR: "none.dir" },
@@ -317,10 +355,15 @@ const WRONG: readonly Wrong[] = [
   },
   { words: "serve", env: { TOLLGATE_SECRETS_DIR: "hunter2" }, told: [": that directory does not exist"] },
   { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "hunter2" }, told: [": that file does not exist"] },
+  { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "/nope" }, told: [": /nope does not exist"] },
+  { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "./nope" }, told: [`: ${at("nope")} does not exist`] },
+  { words: "serve", env: { TOLLGATE_SECRETS_DIR: "/nope" }, told: [": /nope does not exist"] },
+  // A key in base64 may begin with a slash, so this one could be a key in the wrong variable.
+  { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: SLASHED_KEY }, told: [": that file does not exist"] },
   ...(
     [
       ["hunter2", "there is none of that name on the PATH"],
-      ["/hunter2", "that file does not exist"],
+      ["/nope", "/nope does not exist"],
       ["./notes.txt", `${at("notes.txt")} is not executable`],
     ] as const
   ).map(([named, why]) => ({
@@ -339,6 +382,11 @@ const WRONG: readonly Wrong[] = [
       "entry 2 of 3 (10.0.0.0/33) is not valid",
       "TOLLGATE_PRT is set but nothing reads it; did you mean TOLLGATE_PORT?",
     ],
+  },
+  {
+    words: "serve",
+    env: { TOLLGATE_ALLOW_HOSTS: "ok.test,*" },
+    told: ["TOLLGATE_ALLOW_HOSTS must be", "entry 2 of 2 (*) is not valid"],
   },
   {
     words: "serve",
@@ -398,7 +446,16 @@ const WRONG: readonly Wrong[] = [
       `--data-dir must be a directory that tollgate can create and write to: ${at("notes.txt")} is not a directory`,
     ],
   },
-  // Addresses, which of the whole table only these two rows make a database for.
+  {
+    words: "--mode facilitator --data-dir keyed --port 0",
+    env: OWN_FACILITATOR,
+    told: [`must be the facilitator's data directory: ${at("keyed")} holds a master.key, so it is a gateway's`],
+  },
+  {
+    words: "account add bob --cert other.crt --data-dir keyed",
+    told: [`: ${at("keyed")} holds a master.key, so it is a gateway's`],
+  },
+  // Addresses.
   { words: "serve --host 192.0.2.1 --data-dir made", told: ["--host must be an address to listen on: 192.0.2.1"] },
   {
     words: "serve --data-dir made --port TAKEN",
@@ -420,6 +477,11 @@ const WRONG: readonly Wrong[] = [
     words: "--mode facilitator --data-dir made-too --host 192.0.2.1",
     env: OWN_FACILITATOR,
     told: ["192.0.2.1 is not an address of this machine"],
+  },
+  {
+    words: "--mode facilitator --data-dir made-too --port 0",
+    env: { ...OWN_FACILITATOR, TOLLGATE_OPEN_PORT: "TAKEN" },
+    told: ["TOLLGATE_HOST and TOLLGATE_OPEN_PORT must be free to listen on: 127.0.0.1 port TAKEN is already in use"],
   },
   { words: "version now", told: ["now is not expected here"] },
   // The settlement of a tenant.
@@ -445,8 +507,20 @@ const WRONG: readonly Wrong[] = [
   {
     words: "call a b",
     env: { TOLLGATE_TOKEN: "hunter2 x" },
-    told: ["b is not expected here", "TOLLGATE_TOKEN must be a token"],
+    told: ["b is not expected here", "TOLLGATE_TOKEN must be a token", "it has a blank or another character"],
   },
+  {
+    words: "call a hello world -d x -q --max-price .01",
+    env: { TOLLGATE_TOKEN: "Bearer hunter2" },
+    told: [
+      "hello is not expected here: --data takes a text, in quotes if it has blanks",
+      "-d is not a flag: flags begin with two hyphens; did you mean --data?",
+      "-q is not a flag: flags begin with two hyphens\n",
+      "--max-price must be a decimal number of USDC, like 5 or 0.5 and not .5, with 1 to 6 digits before the point",
+      "TOLLGATE_TOKEN must be a token, as tollgate token prints it: leave out the word Bearer before it",
+    ],
+  },
+  { words: "call a --token-file bearer", told: [`: ${at("bearer")} holds something else: leave out the word Bearer`] },
   {
     words:
       "call a --data --wait soon --max-price 0.0000001 --url localhost:8080 --token-file none.crt --payer-key-file open.key --price 1",
@@ -499,7 +573,9 @@ test("each wrong input is told with its culprit, with status 2, and nothing on s
     failed.push({ words: wrong.words, code, stdout, missing: told, stderr });
   }
   expect(failed).toEqual([]);
-  expect(readdirSync(home)).not.toContain("data");
+  // Nor does a refused start leave a directory, or anything in one.
+  expect(readdirSync(home).filter((name) => /^(data|made.*)$/.test(name))).toEqual([]);
+  expect([readdirSync(at("folder")), readdirSync(at("keyed"))]).toEqual([[], ["master.key"]]);
   // No command has left a master key beside a facilitator's database.
   expect(readdirSync(at("facilitators"))).not.toContain("master.key");
 });

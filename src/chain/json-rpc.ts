@@ -1,5 +1,6 @@
 // One JSON-RPC exchange over HTTP, bounded in time and size, with a chain node or a remote signer, and strict readers of the
 // results. Errors never contain a URL, since nodes' URLs carry API keys. A malformed answer counts as no answer.
+import { printable } from "../core/text.ts";
 import { OutboundError } from "../http/client/exchange.ts";
 import { exchangeJson, type JsonAnswer, type Outbound } from "../http/client/outbound.ts";
 import { isJsonObject } from "../wire/json.ts";
@@ -15,7 +16,7 @@ export class RpcError extends Error {
   readonly data: unknown;
 
   constructor(code: number, message: string, data: unknown) {
-    super(printable(message));
+    super(shortLine(message));
     this.code = code;
     this.data = data;
   }
@@ -34,9 +35,8 @@ export interface RpcServer {
 }
 
 /** Servers' messages go to the log and the store, so they become one short line of printable characters. */
-function printable(text: string): string {
-  // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what it removes.
-  const line = text.replace(/[\u0000-\u001f\u007f]+/g, " ").toWellFormed();
+function shortLine(text: string): string {
+  const line = printable(text).toWellFormed();
   return line.length > MESSAGE_CHARACTERS_MAX ? `${line.slice(0, MESSAGE_CHARACTERS_MAX)}…`.toWellFormed() : line;
 }
 

@@ -22,7 +22,7 @@ import {
   prepareMasterKeys,
   requireDatabase,
   requireMasterKeys,
-  requireOwnDatabase,
+  requireOwnDataDir,
   withStore,
 } from "./open.ts";
 import { withProgress } from "./terminal/interactive.ts";
@@ -32,7 +32,7 @@ export async function migrate(line: CommandLine): Promise<CommandOutcome> {
   const { config, log } = begin(line, "migrate");
   // The next start would refuse a gateway's database without its master key. A facilitator's database holds no secrets.
   const service = config.mode ?? "gateway";
-  await requireOwnDatabase(service, config);
+  await requireOwnDataDir(service, config);
   if (service === "facilitator") openDataDir(config, log);
   else prepareMasterKeys(config, log);
   await withProgress("migrating the database", async () => {

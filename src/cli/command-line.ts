@@ -71,16 +71,17 @@ export function configured(line: CommandLine, purpose: Purpose, problemsOf = (_:
   const variables = withEnvFile(processEnvironment, line.flags.get("env-file"));
   // Without its file a configuration lacks what the file would have set, so its other problems would mislead.
   if (variables.problems.length > 0) throw new Misuse([...line.problems, ...variables.problems]);
-  const { environment } = variables;
+  const { environment, located } = variables;
   const isGateway = line.command === "serve" && !line.flags.has("mode");
   const flags = isGateway ? new Map([...line.flags, ["mode", "gateway"]]) : line.flags;
   const loaded = loadConfig(purpose, flags, environment, process.stderr.isTTY);
-  const { config, unread, warnings } = loaded;
+  const { config } = loaded;
+  const [unread, warnings] = [loaded.unread.map(located), loaded.warnings.map(located)];
   const own = [...line.problems, ...(isGateway ? otherMode(environment["TOLLGATE_MODE"]) : [])];
-  const problems = [...own, ...loaded.problems, ...(config === null ? [] : problemsOf(config))];
+  const problems = [...own, ...loaded.problems, ...(config === null ? [] : problemsOf(config))].map(located);
   // A variable that nothing reads may be the misspelt cause of a problem.
   if (config === null || problems.length > 0) throw new Misuse([...problems, ...unread, ...warnings]);
-  return { config, unread, warnings: [...unread, ...warnings] };
+  return { config, unread, warnings: [...unread, ...warnings], located };
 }
 
 /** `tollgate serve` without --mode is the gateway. An environment that names another mode must not be ignored silently. */
@@ -94,12 +95,12 @@ function otherMode(mode: string | undefined): string[] {
 
 /** Loads the configuration, as `configured` does, and opens the log. */
 export function begin(line: CommandLine, purpose: Purpose, problemsOf?: (config: Config) => readonly string[]) {
-  const { config, warnings } = configured(line, purpose, problemsOf);
+  const { config, warnings, located } = configured(line, purpose, problemsOf);
   const log: OpenLog = openLog({ ...config.log, clock: systemClock });
   for (const warning of warnings) log.warn("configuration", { warning });
   // The warnings come before anything that the command prints.
   log.flush();
-  return { config, log };
+  return { config, log, located };
 }
 
 /** @param words the arguments of the program */
@@ -119,7 +120,7 @@ export function readCommandLine(words: readonly string[], commands: Commands, se
     return isHelp ? askedForHelp({}, its) : readRest(name, command, words.slice(its.length));
   }
   if (isHelp && !isName(second) && isGroup(first, commands)) return askedForHelp({}, [first]);
-  const problems = [commandProblem(first, second, Object.keys(commands))];
+  const problems = [firstWordProblem(first, second, commands, serve)];
   return { ...asked(null, problems), flags: new Map(words.includes("--json") ? [["json", ""]] : []) };
 }
 
@@ -133,15 +134,26 @@ export function isGroup(first: string, commands: Commands): boolean {
   return subcommands(first, commands).length > 0;
 }
 
+/** Why the words are no command; the first may also be meant as a flag of the service. */
+function firstWordProblem(first: string, second: string, commands: Commands, { forms }: CliCommand): string {
+  const { known, valueForm } = grammarOf(forms);
+  if (!known.includes(first)) return commandProblem(first, second, Object.keys(commands));
+  return `${first} is not a command; did you mean --${first} ${isName(second) ? shownWord(second) : valueForm(first)}?`;
+}
+
 /** Commands that people look for under another name. */
 const OTHER_NAMES = new Map([
   ["run", "serve"],
   ["start", "serve"],
+  ["server", "serve"],
   ["gateway", "serve"],
   ["facilitator", "serve --mode facilitator"],
   ["status", "doctor"],
   ["check", "doctor"],
   ["config", "help configuration"],
+  ["agent", "help start"],
+  ["agents", "help start"],
+  ["login", "token"],
 ]);
 
 /** Why the words are no command, with what was probably meant. */
@@ -242,9 +254,15 @@ function pairProblem(
 
 /** @param word one that is neither a flag nor a word that the command takes */
 function strayProblem(word: string, { known, valueForm, wordsMax }: Grammar): string {
-  if (/^-[^-]/.test(word)) return `${shownWord(word)} is not a flag: flags begin with two hyphens`;
+  if (/^-[^-]/.test(word)) {
+    const meant = known.find((name) => name.startsWith(word.charAt(1)));
+    const hint = meant === undefined ? "" : `; did you mean --${meant}?`;
+    return `${shownWord(word)} is not a flag: flags begin with two hyphens${hint}`;
+  }
   const flag = known.find((name) => valueForm(name)?.split("|").includes(word));
-  const none = wordsMax === 0 && known.length > 0 ? ": this command takes flags only" : "";
+  const text = known.find((name) => valueForm(name)?.split("|").includes("TEXT"));
+  const takes = wordsMax === 0 && known.length > 0 ? ": this command takes flags only" : "";
+  const none = text === undefined ? takes : `: --${text} takes a text, in quotes if it has blanks`;
   const hint = flag === undefined ? none : `; did you mean --${flag} ${word}?`;
   return `${word === "" ? "an empty word" : shownWord(word)} is not expected here${hint}`;
 }

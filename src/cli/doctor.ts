@@ -60,7 +60,7 @@ function gatewayChecks(config: Config, opening: Opening): Check[] {
   };
   const facilitators = { what: "facilitators", msMax: FACILITATORS_MS_MAX };
   return [
-    ...databaseChecks(config, opening),
+    ...databaseChecks("gateway", config, opening),
     afterOpening(keys, opening, (database) => keyFindings(config, database)),
     { what: "memory", run: async () => [memoryFinding()] },
     { what: "issuer", run: () => issuerFindings(config.identity.oidc, trusted) },
@@ -81,7 +81,7 @@ function facilitatorChecks(config: FacilitatorConfig, opening: Opening): Check[]
   const nodes = queryNodes(config.network, config.rpcUrls, createOutbound({ rules: null, extraCa: null }));
   const msMax = SECOND_CHECK_MS_MAX;
   return [
-    ...databaseChecks(config, opening),
+    ...databaseChecks("facilitator", config, opening),
     { what: "TLS files", run: async () => tlsFindings(config.tls) },
     { what: "RPC endpoints", msMax, run: () => nodesFindings(nodes) },
     { what: "chain clock", msMax, run: () => chainClockFindings(nodes) },

@@ -72,12 +72,12 @@ test("what comes from outside can't forge a line, in either format", () => {
     log.info("seen", { path: '/a\n{"level":"error"}\u001b[2J\u009b31m\u2028\u202e' });
     log.flush();
     expect(text().trimEnd().split("\n").length).toBe(1);
-    if (format === "pretty")
-      expect(
-        text()
-          .trimEnd()
-          .replaceAll(/\p{Cc}\[(90|32|0)m/gu, ""),
-      ).not.toMatch(/[\p{Cc}\p{Cf}]/u);
+    expect(
+      text()
+        .trimEnd()
+        .replaceAll(/\p{Cc}\[(90|32|0)m/gu, ""),
+    ).not.toMatch(/[\p{Cc}\p{Cf}\u2028\u2029]/u);
+    if (format === "json") expect(JSON.parse(text()).path).toBe('/a\n{"level":"error"}\u001b[2J\u009b31m\u2028\u202e');
   }
 });
 

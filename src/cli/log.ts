@@ -5,6 +5,7 @@ import { constants, openSync, writeSync } from "node:fs";
 import { isatty } from "node:tty";
 import { errorCode } from "../core/fault.ts";
 import { LOG_LEVELS, type LogFields, type LogLevel } from "../core/log.ts";
+import { printableJson } from "../core/text.ts";
 import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
 
@@ -122,7 +123,8 @@ function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): numb
 
 function jsonLine(time: string, level: LogLevel, event: string, fields: LogFields): string {
   const line = `{"time":"${time}","level":"${level}","event":${JSON.stringify(event)}`;
-  const shown = JSON.stringify(isPlain(fields) ? fields : bounded(fields));
+  const text = JSON.stringify(isPlain(fields) ? fields : bounded(fields));
+  const shown = printableJson(text);
   return shown === "{}" ? `${line}}\n` : `${line},${shown.slice(1)}\n`;
 }
 
@@ -185,13 +187,13 @@ function frames(stack: string): string {
 const COLOURS = { debug: 90, info: 32, warn: 33, error: 31 } as const;
 
 function prettyLine(time: string, level: LogLevel, event: string, fields: LogFields): string {
-  let line = `${time.slice(11, 23)} \x1b[${COLOURS[level]}m${level.padEnd(5)}\x1b[0m ${printable(event)}`;
+  let line = `${time.slice(11, 23)} \x1b[${COLOURS[level]}m${level.padEnd(5)}\x1b[0m ${escaped(event)}`;
   let below = "";
   for (const name in fields) {
     const value = fields[name];
     if (value === undefined || typeof value === "function") continue;
     if (value instanceof Error) below += prettyError(describe(value));
-    else line += ` \x1b[90m${printable(name)}=\x1b[0m${printable(prettyValue(value))}`;
+    else line += ` \x1b[90m${escaped(name)}=\x1b[0m${escaped(prettyValue(value))}`;
   }
   return `${line}\n${below}`;
 }
@@ -205,12 +207,12 @@ function prettyError({ message, causes, stack }: ReturnType<typeof describe>): s
   const lines = [message, ...causes.map((cause) => `caused by ${cause}`), ...stack.split("\n")];
   return lines
     .filter((line) => line !== "")
-    .map((line) => `    ${printable(line)}\n`)
+    .map((line) => `    ${escaped(line)}\n`)
     .join("");
 }
 
 /** Escapes control characters, since values from outside must not control the terminal. */
-function printable(value: string): string {
+function escaped(value: string): string {
   return value.replace(
     /[\p{Cc}\p{Cf}\u2028\u2029]/gu,
     (character) => `\\u{${(character.codePointAt(0) ?? 0).toString(16)}}`,

@@ -5,7 +5,7 @@ import { eq } from "drizzle-orm";
 import { attempt, systemReason } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
-import { StartupProblem } from "../core/startup.ts";
+import { listenProblem, StartupProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
 import {
   DATABASE_FILE,
@@ -53,7 +53,26 @@ export function lacksDatabase({ databaseUrl, dataDir }: DataLocation): boolean {
   return databaseUrl === null && !existsSync(join(dataDir, DATABASE_FILE));
 }
 
-type Service = "gateway" | "facilitator";
+/**
+ * Makes sure that a first start can listen, before it makes a database and a key that a refused start would leave behind. A
+ * process that takes a port later is told of when the service itself listens.
+ *
+ * @param ports by their variables
+ * @throws StartupProblem when an address can't be listened on
+ */
+export function requirePorts(location: DataLocation, host: string, ports: Readonly<Record<string, number>>): void {
+  if (!lacksDatabase(location)) return;
+  for (const [variable, port] of Object.entries(ports)) {
+    try {
+      // Without reusePort, with which a port can be opened that another process uses.
+      void Bun.serve({ hostname: host, port, reusePort: false, fetch: () => Response.error() }).stop(true);
+    } catch (cause) {
+      throw listenProblem(host, port, variable, cause);
+    }
+  }
+}
+
+export type Service = "gateway" | "facilitator";
 
 /** Whose database the operator has to name, and how. */
 function mustBeOf(whose: Service | "service", { databaseUrl }: DataLocation): string {
@@ -84,26 +103,30 @@ async function servicesIn({ db, tables }: Reader): Promise<readonly Service[]> {
   return (["gateway", "facilitator"] as const).filter((service) => services[service]);
 }
 
-function requireAmong(services: readonly Service[], service: Service, location: DataLocation): void {
+/** @param what of the place is the other service's, which its problem tells */
+function requireAmong(services: readonly Service[], service: Service, location: DataLocation, what = "is"): void {
   const [other] = services;
   if (other === undefined || services.includes(service)) return;
   const place = location.databaseUrl === null ? location.dataDir : "the one there";
-  throw new StartupProblem(`${mustBeOf(service, location)}: ${place} is a ${other}'s`);
+  throw new StartupProblem(`${mustBeOf(service, location)}: ${place} ${what} a ${other}'s`);
 }
 
 /**
- * Makes sure that an SQLite database is not that of the other service alone. Nothing is created, migrated or changed.
+ * Makes sure that a data directory is not that of the other service alone. Nothing is created, migrated or changed.
  *
  * @throws StartupProblem when it is
  */
-export async function requireOwnDatabase(service: Service, location: DataLocation): Promise<void> {
-  if (location.databaseUrl !== null) return;
+export async function requireOwnDataDir(service: Service, location: DataLocation): Promise<void> {
+  const { databaseUrl, dataDir } = location;
+  if (databaseUrl !== null) return;
   // A file that can't be read is left to its opening, which says what to do.
-  const database = attempt(() => inspectSqlite(join(location.dataDir, DATABASE_FILE))) ?? null;
+  const database = attempt(() => inspectSqlite(join(dataDir, DATABASE_FILE))) ?? null;
   try {
-    if (database !== null && database.schema.version > 0) {
-      requireAmong(await servicesIn(database.read), service, location);
-    }
+    const used = database === null || database.schema.version === 0 ? [] : await servicesIn(database.read);
+    requireAmong(used, service, location);
+    // Only a gateway makes a master key, and does so before its database.
+    const isKeyed = used.length === 0 && existsSync(join(dataDir, MASTER_KEY_FILE));
+    if (isKeyed) requireAmong(["gateway"], service, location, `holds a ${MASTER_KEY_FILE}, so it is`);
   } finally {
     await database?.close();
   }
@@ -112,7 +135,7 @@ export async function requireOwnDatabase(service: Service, location: DataLocatio
 /** Opens the database of a service, which may be empty. @throws StartupProblem when it is that of the other service alone */
 export async function openStoreOf(service: Service, location: DataLocation, log: Log): Promise<Store> {
   const { databaseUrl, dataDir } = location;
-  await requireOwnDatabase(service, location);
+  await requireOwnDataDir(service, location);
   const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
   if (databaseUrl === null) return store;
   try {
@@ -144,7 +167,9 @@ export async function warnOfUnknownTenant({ read }: Store, tenant: string): Prom
     read.db.select({ id: table.id }).from(table).where(eq(table.tenant, tenant)).limit(1),
   );
   if ((await Promise.all(found)).some((rows) => rows.length > 0)) return;
-  process.stderr.write(`the tenant ${tenant} has no agent, credential or call in this database: check its name\n`);
+  process.stderr.write(
+    `the tenant ${tenant} is unknown: this database has no agent, credential or call of it; check its name\n`,
+  );
 }
 
 /** The existing master key. @throws StartupProblem when there is none, or it can't be used */

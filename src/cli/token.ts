@@ -23,7 +23,7 @@ import {
   openStoreOf,
   prepareMasterKeys,
   requireMasterKeys,
-  requireOwnDatabase,
+  requireOwnDataDir,
   warnOfUnknownTenant,
   withStore,
 } from "./open.ts";
@@ -78,7 +78,7 @@ export function readPrincipal(line: CommandLine, flag: string): string {
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
   const isNew = lacksDatabase(config);
   // Before a master key is made, which must not come to lie beside a facilitator's database.
-  await requireOwnDatabase("gateway", config);
+  await requireOwnDataDir("gateway", config);
   const { keys } = prepareMasterKeys(config, log);
   return withStore(openStoreOf("gateway", config, log), async (store) => {
     const keyring = await openKeyring(store, keys, systemClock);
@@ -110,15 +110,15 @@ export async function revoke(line: CommandLine): Promise<CommandOutcome> {
   const isForAll = flags.has("all");
   if (isForAll) requireAgreement(line);
   if (isForAll && (flags.has("tenant") || flags.has("user")))
-    line.problems.push("--all can't be combined with --tenant or --user: it ends the tokens of every tenant");
+    line.problems.push("--all can't be combined with --tenant or --user: it revokes the tokens of every tenant");
   if (!isForAll && !flags.has("tenant"))
     line.problems.push(
-      "--tenant is missing: name the tenant whose tokens end, or give --all to end those of every tenant",
+      "--tenant is missing: name the tenant whose tokens to revoke, or give --all for those of every tenant",
     );
   const tenant = isForAll ? "" : readPrincipal(line, "tenant");
   const user = isForAll || !flags.has("user") ? null : readPrincipal(line, "user");
   const { config, log } = begin(line, "token", remoteIssuerProblems);
-  const disagreed = isForAll ? await disagreement(line, "Every token of every tenant will be refused.") : null;
+  const disagreed = isForAll ? await disagreement(line, "This revokes every token of every tenant.") : null;
   if (disagreed !== null) return disagreed;
   await withStore(openGatewayStore(config, log), async (store) => {
     if (!isForAll) {
@@ -129,6 +129,6 @@ export async function revoke(line: CommandLine): Promise<CommandOutcome> {
     await openKeyring(store, masterKeys, store.clock);
     await replaceIssuerKey(store, masterKeys);
   });
-  const whose = isForAll ? "" : `for ${user ?? "all users"} of ${tenant} `;
-  return `any tokens made ${whose}until now are refused within two seconds\n`;
+  const whose = isForAll ? "" : ` to ${user === null ? "all users" : `user ${user}`} of tenant ${tenant}`;
+  return `all tokens issued${whose} so far are refused within two seconds\n`;
 }

@@ -113,11 +113,13 @@ export function attempt<T>(work: () => T): T | undefined {
   }
 }
 
+/** A text that begins like a path, and is no key in base64, which may begin with a slash too. */
+const PATH_LIKE = /^(?![A-Za-z0-9+/]{40,}=*$)(~|\.{0,2})\//;
+
 /** The path as problems show it. A text that is no path may be a secret in the wrong variable, and is never shown. */
 export function writtenPath(path: string, kind: "file" | "directory" = "file"): string {
-  const dir = dirname(path);
-  const isPath = existsSync(path) || /\.\w{1,5}$/.test(path) || (!/^\.?\/?$/.test(dir) && existsSync(dir));
-  return isPath ? resolve(path) : `that ${kind}`;
+  const [dir, isLike] = [dirname(path), PATH_LIKE.test(path) || /\.\w{1,5}$/.test(path)];
+  return isLike || existsSync(path) || (dir.length > 1 && existsSync(dir)) ? resolve(path) : `that ${kind}`;
 }
 
 export function wholeNumber(least: number, most: number): Kind<number> {
@@ -307,10 +309,14 @@ export const ratio: Kind<number> = {
 export const bearerToken: Kind<string> = {
   must: "a token, as tollgate token prints it",
   parse: (text) => (/^[\x21-\x7e]+$/.test(text) ? text : undefined),
+  why(text) {
+    if (/^(\S+ )?bearer /i.test(text)) return "leave out the word Bearer before it";
+    return text === "" ? "it is empty" : "it has a blank or another character that no token has";
+  },
 };
 
 /** A file with a secret that only its owner may use, less one line end. A flag names it, so its path may be shown. */
-export function secretFile<T>({ must, parse }: Kind<T>): Kind<T> {
+export function secretFile<T>({ must, parse, why }: Kind<T>): Kind<T> {
   const read = (path: string) => readTextFile(path, 65_536).replace(/\r?\n$/, "");
   const openTo = (path: string) => {
     const about = statSync(path);
@@ -322,7 +328,9 @@ export function secretFile<T>({ must, parse }: Kind<T>): Kind<T> {
     parse: (path) => attempt(() => (openTo(path) === null ? parse(read(path)) : undefined)),
     why(path) {
       try {
-        return `${resolve(path)} ${openTo(path) ?? "holds something else"}`;
+        const problem = openTo(path);
+        if (problem !== null) return `${resolve(path)} ${problem}`;
+        return `${resolve(path)} holds something else${why === undefined ? "" : `: ${why(read(path), false)}`}`;
       } catch (error) {
         return fileProblem(path, error, true);
       }
@@ -340,7 +348,7 @@ export const amount: Kind<bigint> = {
 function decimal(digits: number, what: string, least: bigint): Kind<bigint> {
   const pattern = new RegExp(`^([0-9]{1,6})(?:\\.([0-9]{1,${digits}}))?$`);
   return {
-    must: `a decimal number of ${what}, like 5 or 0.5, with at most 6 digits before the point and ${digits} after it`,
+    must: `a decimal number of ${what}, like 5 or 0.5 and not .5, with 1 to 6 digits before the point and at most ${digits} after it`,
     parse: (text) => {
       const [, whole, fraction = ""] = pattern.exec(text) ?? [];
       const units = whole === undefined ? -1n : BigInt(whole + fraction.padEnd(digits, "0"));
@@ -394,7 +402,7 @@ function entryProblem(
 }
 
 /** Only a text that looks like a host is shown: a secret that was set in the wrong variable does not. */
-const HOST_LIKE = /^(?=.*[.:])[\w.:/[\]*-]{1,60}$/;
+const HOST_LIKE = /^(\*|(?=.*[.:])[\w.:/[\]*-]{1,60})$/;
 
 function hostProblem(entries: readonly string[], isValid: (entry: string) => boolean, most: number): string {
   const bad = entries.find((entry) => !isValid(entry)) ?? "";

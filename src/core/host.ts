@@ -269,7 +269,6 @@ export function mayDial(hostname: string, text: string, rules: HostRules): boole
 }
 
 const LOOPBACK = ["127.0.0.1", "::1"];
-const NO_URL = "must be an http or https URL with a host";
 const LOCAL =
   "must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt";
 const DENIED = "must not name a host that this gateway is set to refuse";
@@ -310,18 +309,23 @@ function mayBeExempt(hostname: string, rules: HostRules): boolean {
   return rules.allow.names.has(bareName(hostname)) || rules.allow.ranges.length > 0;
 }
 
+type UrlSchemes = "https" | "http or https";
+
 /**
- * Why a URL may not be stored, safe for callers and to follow the name of a field; null when it may. The text must be plainly `http(s)://host…`: what the URL parser would repair (backslashes,
- * white space, missing or extra slashes) is refused, so that no other parser can see a different host.
+ * Why a URL may not be stored, safe for callers and to follow the name of a field; null when it may. The text must be plainly
+ * `http(s)://host…`: what the URL parser would repair (backslashes, white space, missing or extra slashes) is refused, so that no
+ * other parser can see a different host.
  */
-export function writtenUrlProblem(text: string, rules: HostRules): string | null {
+export function writtenUrlProblem(text: string, rules: HostRules, scheme: UrlSchemes = "http or https"): string | null {
+  const noUrl = `must be an ${scheme} URL with a host`;
   if (text.length > URL_CHARACTERS_MAX) return `must be at most ${URL_CHARACTERS_MAX} characters`;
-  const authority = /^https?:\/\/([^/?#\\]+)/i.exec(text)?.[1];
+  const [, s, authority] = /^http(s?):\/\/([^/?#\\]+)/i.exec(text) ?? [];
   // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is looked for.
-  if (authority === undefined || /[\u0000-\u0020\u007f\\]/.test(text)) return NO_URL;
+  if (authority === undefined || /[\u0000-\u0020\u007f\\]/.test(text)) return noUrl;
+  if (s === "" && scheme === "https") return noUrl;
   if (authority.includes("@")) return "must not carry user information";
   const url = URL.parse(text);
-  if (url === null) return NO_URL;
+  if (url === null) return noUrl;
   if (url.port === "0") return "must not name port 0";
   if (literalAddress(url.hostname) === null && !isName(bareName(url.hostname))) return "must name a valid host";
   const problem = problemOfHost(url.hostname, rules);

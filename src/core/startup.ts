@@ -26,11 +26,12 @@ export class ListenProblem extends StartupProblem {
     this.#hint = hint;
   }
 
-  /** @param flags those that were given, by name */
-  told(flags: ReadonlyMap<string, string>, canShare: boolean): StartupProblem {
+  /** @param flags those that were given, by name @param located adds where a variable was set */
+  told(flags: ReadonlyMap<string, string>, canShare: boolean, located: (problem: string) => string): StartupProblem {
     const message = canShare ? this.message : this.message.slice(0, this.message.length - this.#hint.length);
     const shown = message.replace(/^TOLLGATE_HOST\b/, flags.has("host") ? "--host" : "$&");
-    return new StartupProblem(shown.replace(/\bTOLLGATE_PORT\b/, flags.has("port") ? "--port" : "$&"), { cause: this });
+    const told = shown.replace(/\bTOLLGATE_PORT\b/, flags.has("port") ? "--port" : "$&");
+    return new StartupProblem(located(told), { cause: this });
   }
 }
 

@@ -63,7 +63,7 @@ import { createStreamLimits, createStreams, type StreamsDeps } from "./streaming
 import { createClaims, createReplicaLease } from "./upstream/ownership.ts";
 
 /** The gateway's part of the configuration. */
-export interface GatewayOptions extends Pick<ListenerOptions, "host" | "port" | "reusePort"> {
+export interface GatewayOptions extends Pick<ListenerOptions, "host" | "port" | "orFreePort" | "reusePort"> {
   readonly network: Network;
   readonly dataDir: string;
   readonly databaseUrl: string | null;
@@ -226,8 +226,8 @@ function subscribeToEnds(
 }
 
 /**
- * The log fields of an ended call. The caller, the model and the payment details are left out, since only the tenant may see
- * them, in the history.
+ * The log fields of an ended call. The caller, the model, the payment details and the response's media type are left out, since
+ * only the tenant may see them, in the history.
  */
 function endLogFields(end: CallEnd) {
   // Listed one by one, since copying with a rest pattern took as long as writing the line: 0.4 µs instead of 0.06 (measured).
@@ -247,7 +247,6 @@ function endLogFields(end: CallEnd) {
     req_size: end.req_size,
     resp_size: end.resp_size,
     response_truncated: end.response_truncated,
-    response_content_type: end.response_content_type,
     detail: end.detail,
     settlement_status: end.payment?.settlement_status ?? null,
   };

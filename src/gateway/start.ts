@@ -25,6 +25,7 @@ import { createVerifier } from "../x402/verifier.ts";
 import { composeGateway, type GatewayOptions, type GatewayParts } from "./compose.ts";
 import { createIdentity, managePermission } from "./identity/identity.ts";
 import { startRemovingParts } from "./invocations/bodies.ts";
+import { orPage } from "./manual/routes.ts";
 import { createChainLook } from "./payment/chain-look.ts";
 import { createRestoreGuard, settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
@@ -63,7 +64,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   state.note();
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
-  const edge = edgeOf(parts, { app: gateway.app, fastPath: gateway.fastPath });
+  const edge = edgeOf(parts, { app: gateway.app, fastPath: gateway.fastPath, missing: orPage });
   const bounded = [scheduler, streaming, settler, edge];
   meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
   const server = openPort(options, openMax, edge, log);
@@ -138,7 +139,7 @@ async function openChainLook({ network, rpcUrls: urls }: GatewayOptions, outboun
 
 function edgeOf(
   { options, keyring, store, trusted, log, meters, tracer }: GatewayParts,
-  api: Pick<EdgeOptions, "app" | "fastPath">,
+  api: Pick<EdgeOptions, "app" | "fastPath" | "missing">,
 ): Edge {
   const { clock } = store;
   const fetchJson = (url: string) => fetchDocument(trusted, url);
@@ -147,14 +148,12 @@ function edgeOf(
 }
 
 function openPort(options: GatewayOptions, openMax: number, edge: Edge, log: Log): Listener {
-  const { host, port, reusePort, settleWaitMs } = options;
+  const { settleWaitMs } = options;
   // A paid call may wait for its settlement, and then for its end: both count as idle time of the connection.
   const waitSeconds = Math.ceil(settleWaitMs / 1000) + MAX.waitSeconds;
   const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
   return listen({
-    host,
-    port,
-    reusePort,
+    ...options,
     openMax,
     idleSeconds,
     answer: (request, server, owned) =>

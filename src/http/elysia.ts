@@ -3,7 +3,7 @@
 // withRoutableUrl in server.ts.
 import { Elysia, NotFoundError } from "elysia";
 import { Fault, methodNotAllowed } from "../core/fault.ts";
-import { didYouMean } from "../core/text.ts";
+import { suggest } from "../core/text.ts";
 import { STATUS } from "./responses.ts";
 
 /** Carries what a route threw past Elysia, which would answer with the error's own message. */
@@ -19,9 +19,6 @@ export function routes() {
   });
 }
 
-// Thrown by a route for paths that it has nothing at, it is answered as the router's own: as an unknown route.
-export { NotFoundError };
-
 interface RouteShape {
   readonly method: string;
   readonly path: string;
@@ -32,20 +29,27 @@ export interface RoutedApp {
   readonly routes: readonly RouteShape[];
 }
 
+/** Makes the refusal that is answered in place of the router's own. */
+export type Missing = (refusal: Fault, request: Request, path: string) => Promise<Fault>;
+
 export function createRouter(app: RoutedApp) {
   const table = app.routes.map(({ method, path }) => ({ method, path, pattern: pathPattern(path) }));
   /**
    * Passes a request to its route. `path` is the path that the guard has judged.
    *
+   * @param missing makes the refusal of a path that has no route
    * @throws at once or as rejection: what the route throws; Fault `not_found` or `method_not_allowed` if there is no route
    */
-  return (request: Request, path: string): Response | Promise<Response> => {
+  return (request: Request, path: string, missing?: Missing): Response | Promise<Response> => {
     if (!isDecodable(path)) throw noSuchRoute();
-    const rethrown = (response: Response): Response => {
+    const rethrown = (response: Response): Response | Promise<Response> => {
       const thrown = (request as RoutedRequest)[THROWN];
       if (thrown === undefined) return response;
       const { error } = thrown;
-      throw error instanceof NotFoundError ? unknownRoute(table, request.method, path) : error;
+      if (!(error instanceof NotFoundError)) throw error;
+      const refusal = unknownRoute(table, request.method, path);
+      if (missing === undefined || refusal.kind !== "not_found") throw refusal;
+      return missing(refusal, request, path).then((fault) => Promise.reject(fault));
     };
     const response = app.fetch(request);
     // The response of a synchronous route is returned without a promise.
@@ -69,11 +73,35 @@ export function pathPattern(path: string): RegExp {
 /** All routes are told of a service that has no more than these. */
 const TOLD_ROUTES = 4;
 
+/** The prefix of the API's routes, which callers forget. */
+const API = "/v1";
+
 function noSuchRoute(table: readonly RoutePattern[] = [], path = ""): Fault {
-  const fixed = table.map((route) => route.path).filter((known) => !/[:*]/.test(known));
   const few = table.length <= TOLD_ROUTES ? table.map((route) => `${route.method} ${route.path}`) : [];
-  const all = few.length === 0 ? "" : `; known here: ${few.join(", ")}`;
-  return new Fault("not_found", `no such route${didYouMean(path, fixed) || all}`);
+  const start = table.some((route) => route.path === "/") ? "; GET / says where to go on" : "";
+  const all = few.length === 0 ? start : `; known here: ${few.join(", ")}`;
+  const meant = meantRoute(table, path);
+  if (meant === null) return new Fault("not_found", `no such route${all}`);
+  const hint = meant.startsWith(API) && !path.startsWith(API) ? ` The API's routes begin with ${API}` : "";
+  return new Fault("not_found", `no such route; did you mean ${meant.replaceAll(/:(\w+)/g, "{$1}")}?${hint}`);
+}
+
+/** The route that a path is near to, or that the prefix makes of it, or the shortest one that has its last word. */
+function meantRoute(table: readonly RoutePattern[], path: string): string | null {
+  const known = table.filter((route) => !route.path.includes("*"));
+  const paths = known.map((route) => route.path);
+  const near = suggest(
+    path,
+    paths.filter((each) => !each.includes(":")),
+  );
+  if (near !== null) return near;
+  const prefixed = known.find(({ pattern }) => pattern.test(`${API}${path}`));
+  if (prefixed !== undefined) return prefixed.path;
+  const wordsOf = (each: string): readonly string[] => each.match(/\w{3,}/g) ?? [];
+  const [typed = ""] = wordsOf(path.replace(/\.\w+$/, "")).slice(-1);
+  const word = suggest(typed, new Set(paths.flatMap(wordsOf)));
+  const having = word === null ? [] : paths.filter((each) => wordsOf(each).includes(word));
+  return having.sort((a, b) => a.length - b.length)[0] ?? null;
 }
 
 /** The Fault for a request without a route: Elysia does not tell whether the path exists for another method. */

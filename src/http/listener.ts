@@ -44,6 +44,8 @@ export interface ListenerOptions {
   readonly host: string;
   /** 0 takes a free port. */
   readonly port: number;
+  /** Whether a free port is taken where another process has this one. */
+  readonly orFreePort?: boolean;
   /** Whether other processes of the same user may listen on the port as well (SO_REUSEPORT). */
   readonly reusePort: boolean;
   /** The most descriptors that the process may have open: see `mostOpen`. */
@@ -66,7 +68,7 @@ export type Listener = ReturnType<typeof listen>;
 /** @throws StartupProblem when it can't listen on its address */
 export function listen(options: ListenerOptions) {
   const { openMax, log } = options;
-  const first = serve(options, options.port, noteOwner);
+  const first = serveFirst(options, noteOwner);
   const port = first.server.port ?? options.port;
   let listening: OpenPort | null = first;
   /** Servers that no longer listen but still have connections. */
@@ -150,6 +152,15 @@ interface OpenPort {
   readonly server: Bun.Server<undefined>;
   /** The listening socket; null when it was not found. */
   readonly descriptor: number | null;
+}
+
+function serveFirst(options: ListenerOptions, noteOwner: NoteOwner): OpenPort {
+  try {
+    return serve(options, options.port, noteOwner);
+  } catch (error) {
+    if (options.orFreePort !== true) throw error;
+    return serve(options, 0, noteOwner);
+  }
 }
 
 function serve(options: ListenerOptions, port: number, noteOwner: NoteOwner): OpenPort {

@@ -90,6 +90,21 @@ test("a misspelt path is answered with the one that it is near to, and a long on
   expect(await errorOf(`/v1/${"things".repeat(20)}`)).toBe("no such route");
 });
 
+test("a path without the prefix of the API, or with another, an extension or a plural, is answered with the route meant", async () => {
+  const errorOf = async (path: string) => ((await (await call(path)).json()) as { error: string }).error;
+  const prefixed = (route: string) => `no such route; did you mean ${route}? The API's routes begin with /v1`;
+  expect(await errorOf("/things")).toBe(prefixed("/v1/things"));
+  expect(await errorOf("/thing")).toBe(prefixed("/v1/things"));
+  expect(await errorOf("/things/17")).toBe(prefixed("/v1/things/{id}"));
+  expect(await errorOf("/api/things/")).toBe(prefixed("/v1/things"));
+  expect(await errorOf("/docs/opens.md")).toBe("no such route; did you mean /open?");
+  expect(await errorOf("/v1/others/thing")).toBe("no such route; did you mean /v1/things?");
+  const startedAt = performance.now();
+  for (const long of [`${"x".repeat(15_000)}!`, "/x".repeat(7_000), ".x".repeat(7_000), ".".repeat(15_000)])
+    expect(await errorOf(`/${long}!`)).toBe("no such route");
+  expect(performance.now() - startedAt).toBeLessThan(200);
+});
+
 test("a request ID of another form is replaced by a new one", async () => {
   const response = await call("/open", { headers: { "x-request-id": "a b" } });
   expect(response.headers.get("x-request-id")).toMatch(/^[0-9a-f-]{36}$/);

@@ -10,7 +10,7 @@ import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
 import { isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { ActingRequest, actFor } from "../kernel/wait.ts";
-import { createRouter, type RoutedApp } from "./elysia.ts";
+import { createRouter, type Missing, type RoutedApp } from "./elysia.ts";
 import { createBodyDrainer, declaredLength, Intake, isChunked } from "./intake.ts";
 import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
 
@@ -75,6 +75,8 @@ export interface FastPath<C = Caller> {
 export interface GuardedEdgeOptions<C> {
   readonly app: RoutedApp;
   readonly fastPath?: FastPath<C>;
+  /** Makes the refusal of an open path that has no route. */
+  readonly missing?: Missing;
   readonly log: Log;
   readonly meters?: Pick<Meters, "requestsTo">;
   /** Null when all paths are open. */
@@ -152,7 +154,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     checkFraming(context);
     if (!guard?.covers(path)) {
-      const toOpenRoute = () => actFor(STRANGERS, () => route(request, path));
+      const toOpenRoute = () => actFor(STRANGERS, () => route(request, path, options.missing));
       return turnOfStranger(context)?.then(toOpenRoute) ?? toOpenRoute();
     }
     const identified = guard.identify(original, path);

@@ -1,6 +1,7 @@
 // A cache with a bound, and a share for each tenant whose calls fill it. A tenant that fills it loses entries of its own, and
 // displaces those of others only up to an even share. Of a tenant's entries the oldest goes first, unless it was used since
 // the last time it was considered (the "clock" algorithm), so a hit costs one look-up.
+import { MAX } from "./limits.ts";
 
 interface TenantEntry<V> {
   readonly tenant: string;
@@ -16,9 +17,6 @@ interface CacheShare<K> {
   /** Stays where it is between two removals: a new one would pass all keys that were removed (measured: 10 µs of 11). */
   readonly fromOldest: Iterable<K>;
 }
-
-/** To pass over 200,000 used entries took 200 ms. */
-const PASSED_OVER_MAX = 64;
 
 const shareOf = <K>(keys: Set<K>): CacheShare<K> => ({ weight: 0, keys, fromOldest: keys.values() });
 
@@ -47,7 +45,7 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
     let passed = 0;
     for (const key of fromOldest) {
       const entry = entries.get(key);
-      if (entry?.isUsed !== true || ++passed > PASSED_OVER_MAX) {
+      if (entry?.isUsed !== true || ++passed > MAX.cachePassedOver) {
         remove(key);
         evicted?.(key);
         return;

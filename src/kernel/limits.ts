@@ -33,8 +33,8 @@ const MEMORY = {
   toolListBytes: bytes(96 * MIB, "process", "the call fails", "tool lists that are being filtered"),
   streamDecoderBytes: bytes(96 * MIB, "process", "waits, then the call fails", "decoders of streamed answers"),
   decoderBytes: bytes(96 * MIB, "process", "waits, then the call fails", "decoders of polled answers"),
-  aheadBytes: bytes(48 * MIB, "process", "not read on", "polled answers that wait to be processed"),
-  streamAheadBytes: bytes(64 * MIB, "process", "not read on", "streamed answers that wait to be passed on"),
+  aheadBytes: bytes(48 * MIB, "process", "reading pauses", "polled answers that wait to be processed"),
+  streamAheadBytes: bytes(64 * MIB, "process", "reading pauses", "streamed answers that wait to be passed on"),
   responseBytes: bytes(64 * MIB, "process", "waits, then 503", "responses above 16 KiB that callers have not read yet"),
   policyBytes: bytes(64 * MIB, "process", "evicted", "policies in memory"),
   assetBytes: bytes(8 * MIB, "process", "waits, then 503", "files of the manual and of Swagger that are being sent"),
@@ -53,7 +53,7 @@ const REQUESTS = {
     "pause within a body; with a length of at most 64 KiB, the time for all of it",
   ),
   bodyWaitMs: ms(5_000, "each", "503", "time that a body waits for memory"),
-  evictionWaitMs: ms(1_000, "each", "others are evicted", "time that a body or a decoder waits for slow ones"),
+  evictionWaitMs: ms(1_000, "each", "slower ones are evicted", "wait of a body or decoder for memory of slower ones"),
   // Each holds up to a mebibyte that is not counted yet.
   bodiesWaiting: count(32, "process", "503", "bodies that wait for memory"),
   // The runtime parses what has come of all of them in one turn of the event loop.
@@ -63,26 +63,26 @@ const REQUESTS = {
   bodiesInOnePiece: count(8_192, "process", "503", "bodies of at most 64 KiB that are still arriving"),
   // A body of short texts takes a hundred times its bytes, with garbage not collected yet (measured).
   largeBodies: count(2, "process", "waits, then 503", "bodies above 16 KiB that are being read, except those of calls"),
-  largeBodiesWaiting: count(64, "process", "503", "such bodies that wait to be read"),
+  largeBodiesWaiting: count(64, "process", "503", "bodies above 16 KiB, except those of calls, that wait to be read"),
   limiterWaitMs: ms(5_000, "each", "503", "time that a request waits for one of a few slots"),
-  strangerBodyBytes: bytes(16 * KIB, "each", "answered at once", "waiting body of a request without a valid token"),
+  strangerBodyBytes: bytes(16 * KIB, "each", "answered at once", "body of a waiting request without a valid token"),
   strangerLines: count(20, "process", "summed up", "log lines a second for requests without a valid token"),
   logCharacters: characters(4_194_304, "process", "dropped, and counted", "log lines that wait to be written"),
   // The largest body twice, on a line of five megabits a second.
   drainedBytes: bytes(2 * PROXY_BODY_BYTES, "each", "closed", "rest of a body that is read and dropped"),
-  drainedMs: ms(60_000, "each", "closed", "time to drop such a rest"),
-  drainedSilenceMs: ms(5_000, "each", "closed", "pause within such a rest"),
-  drained: count(1_024, "process", "closed", "connections that drop such a rest"),
-  drainedChunked: count(8, "process", "closed", "connections that drop such a rest in chunks"),
+  drainedMs: ms(60_000, "each", "closed", "time to read and drop the rest of a body"),
+  drainedSilenceMs: ms(5_000, "each", "closed", "pause while the rest of a body is dropped"),
+  drained: count(1_024, "process", "closed", "connections that drop the rest of a body"),
+  drainedChunked: count(8, "process", "closed", "connections that drop the rest of a body in chunks"),
   // The client may wait for the answer before it sends more.
-  drainedChunkedSilenceMs: ms(1_000, "each", "closed", "pause within such a rest in chunks"),
+  drainedChunkedSilenceMs: ms(1_000, "each", "closed", "pause while the rest of a body in chunks is dropped"),
   responseWaitMs: ms(5_000, "each", "503", "time that a response waits for memory"),
   computeThreads: count(2, "process", "waits", "threads that check long bodies and signatures"),
-  computeJobs: count(16_384, "process", "503", "bodies, texts and signatures that wait for such a thread"),
+  computeJobs: count(16_384, "process", "503", "bodies, texts and signatures that wait to be checked"),
   // More than the bodies and lists of tools that may be held.
-  computeBytes: bytes(384 * MIB, "process", "503", "bodies and texts that wait for such a thread"),
+  computeBytes: bytes(384 * MIB, "process", "503", "bytes of bodies and texts that wait to be checked"),
   // The largest body that is hardest to read takes two seconds of a core.
-  computeMs: ms(30_000, "each", "503", "time that such a thread spends on one of them"),
+  computeMs: ms(30_000, "each", "503", "time to check one body, text or signature"),
   listsBegun: count(16, "process", "waits, then 503", "list responses that are being built"),
   tokenCharacters: characters(8_192, "each", "401", "token"),
   principalCharacters: characters(256, "each", "401", "tenant or user in a token"),
@@ -102,13 +102,14 @@ const REQUESTS = {
   echoedHeaders: count(32, "each", "400", "`Mcp-Param-*` headers"),
   waitSeconds: count(60, "each", "a shorter wait", "seconds of `Prefer: wait`"),
   retryAfterSeconds: count(60, "each", "a shorter time", "seconds of `Retry-After`"),
+  agentsSearched: count(10_000, "each", "it asks for the ID", "agents in which `tollgate call` looks for a name"),
   pageItems: count(100, "each", "fewer items", "items on a page of a list"),
   searchCharacters: characters(256, "each", "400", "`q` of the list of agents"),
-  plainConnections: count(256, "process", "an idle one is closed", "connections of the metrics port or the plain port"),
-  plainPipelined: count(16, "each", "closed", "requests that wait on one connection of these ports"),
-  plainHeadBytes: bytes(16 * KIB, "each", "431", "head of a request to these ports"),
-  plainDrainedBytes: bytes(4 * MIB, "each", "closed", "rest of a body that these ports drop"),
-  plainPieces: count(4_096, "each", "closed", "chunks of a body to these ports and to the mutual-TLS port"),
+  plainConnections: count(256, "process", "an idle one is closed", "connections of the metrics or plain port"),
+  plainPipelined: count(16, "each", "closed", "requests that wait on a connection of the metrics or plain port"),
+  plainHeadBytes: bytes(16 * KIB, "each", "431", "head of a request to the metrics or plain port"),
+  plainDrainedBytes: bytes(4 * MIB, "each", "closed", "rest of a body that the metrics or plain port drops"),
+  plainPieces: count(4_096, "each", "closed", "chunks of a body to the metrics, plain or mutual-TLS port"),
   plainBodyBytes: bytes(KIB, "each", "413", "body of a request to the plain ports"),
   // All calls and streams that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
   openFiles: count(32_768, "process", "a connection is closed or refused", "open files and connections"),
@@ -125,8 +126,8 @@ const CALLS = {
   resumedStreams: count(2_048, "process", "503", "resumed streams of calls that were accepted earlier"),
   // A caller holds its connection while it waits, so it does not wait for long.
   streamWaitMs: ms(10_000, "each", "503", "time that a caller waits for the slot of a stream"),
-  streamsWaiting: count(4_096, "process", "503", "callers that wait for such a slot"),
-  agentStreamsWaiting: count(256, "agent", "503", "callers that wait for such a slot"),
+  streamsWaiting: count(4_096, "process", "503", "callers that wait for the slot of a stream"),
+  agentStreamsWaiting: count(256, "agent", "503", "callers that wait for the slot of a stream"),
   callerSilenceMs: ms(300_000, "each", "the stream ends", "time that a caller leaves a stream unread"),
   waitingCallers: count(8_192, "process", "answered at once", "callers that wait for the end of a call"),
   capturedBytes: bytes(MIB, "each", "cut off", "captured body"),
@@ -135,6 +136,8 @@ const CALLS = {
   rateBuckets: count(100_000, "process", "evicted", "token buckets in memory"),
   rateRefusals: count(10_000, "process", "evicted", "refusals of shared token buckets in memory"),
   policiesCompiled: count(2, "process", "waits, then 503", "policies that are being loaded"),
+  // To pass over 200,000 used entries took 200 ms.
+  cachePassedOver: count(64, "each", "the next one is evicted", "used entries of a cache that one eviction spares"),
   agentsCharacters: characters(8 * MIB, "process", "evicted", "agents in memory"),
   tenantKeys: count(10_000, "process", "evicted", "keys of tenants in memory"),
   // With more of them the database is far too slow, and memory would run out next.
@@ -156,7 +159,7 @@ const CALLS = {
 const UPSTREAMS = {
   upstreamHeadBytes: bytes(64 * KIB, "each", "the call fails", "head of an answer, and its trailers"),
   // As many as the runtime's `fetch` takes.
-  upstreamFields: count(256, "each", "the call fails", "fields of such a head"),
+  upstreamFields: count(256, "each", "the call fails", "fields in the head of an answer"),
   // Honest servers send one or two.
   interimAnswers: count(100, "each", "the call fails", "interim answers before the final one"),
   // No honest answer has more. Each needs a decoder, and memory for the bytes between two.
@@ -170,7 +173,7 @@ const UPSTREAMS = {
   initializeBytes: bytes(128 * KIB, "each", "the call fails", "answer to `initialize`"),
   // No client could use more, and they would only fill memory.
   listedTools: count(10_000, "each", "the call fails", "tools in a filtered tool list"),
-  listedAnswers: count(1_000, "each", "the call fails", "answers in a batch with such a list"),
+  listedAnswers: count(1_000, "each", "the call fails", "answers in a batch with a filtered tool list"),
   lookups: count(512, "process", "waits, then the call fails", "look-ups of names"),
   resolvedNames: count(1_024, "process", "evicted", "resolved names in memory"),
   targets: count(1_024, "process", "evicted", "URLs of upstreams in memory"),
@@ -201,6 +204,8 @@ const PAYMENTS = {
   signatureBytes: bytes(4 * KIB, "each", "402", "signature of a payment"),
   // Clients take in 16 KiB of headers in all, and send this part of the challenge back in one.
   challengeCharacters: characters(256, "each", "cut off", "description of an agent in a challenge"),
+  // Reading 10,000 took half a minute. A real challenge has a few.
+  challengeOffers: count(64, "each", "nothing is signed", "offers of a challenge that `tollgate call` reads"),
   // The last of so many waits for six seconds.
   verifications: count(8_192, "process", "503", "signatures that wait to be verified"),
   facilitatorBytes: bytes(64 * KIB, "each", "the outcome is unknown", "answer of a facilitator"),
@@ -208,11 +213,11 @@ const PAYMENTS = {
   firstAttempts: count(4_096, "process", "503", "first settlement attempts in flight"),
   backgroundAttempts: count(128, "process", "waits", "settlements in the background"),
   facilitatorAttempts: count(32, "each", "waits", "settlements in the background at one facilitator"),
-  troubledAttempts: count(2, "each", "waits", "such settlements if the last answer timed out"),
+  troubledAttempts: count(2, "each", "waits", "settlements at a facilitator whose last answer timed out"),
   troubledFacilitators: count(10_000, "process", "the oldest is forgotten", "facilitators that are failing"),
   // 12 blocks of Base, and some: for a facilitator that names no time.
   settlementFinalMs: ms(30_000, "each", "checked again", "time until a settlement is checked once more"),
-  settlementConfirmMs: ms(120_000, "each", "final as it is", "time that such a check stays without an answer"),
+  settlementConfirmMs: ms(120_000, "each", "final as it is", "time that a second check stays unanswered"),
   confirmationsAtOnce: count(64, "tenant", "checked later", "settlements that a request for receipts checks"),
   // Signing with a larger one takes so long that a few handshakes would hold up everybody else's.
   rsaBits: count(4_096, "each", "400", "bits of the RSA key in a client bundle"),

@@ -29,17 +29,14 @@ export function decodePaymentHeader(text: string): Parsed<Payment> {
   return attempt(() => readPayment(headerJson(text, "X-PAYMENT")));
 }
 
-/** Reading 10,000 offers took half a minute. A real challenge has a few. */
-const OFFERS_MAX = 64;
-
 /** What the body of a 402 asks for, in version 1. */
 export function parseChallenge(value: unknown): Parsed<readonly Requirements[]> {
   return attempt(() => {
     const scope = outermost(value, "body");
     versionIn(scope, X402_VERSION);
     const accepts = requiredField(scope, "accepts");
-    if (!Array.isArray(accepts) || accepts.length > OFFERS_MAX) {
-      throw invalidField("accepts", `must be an array of at most ${OFFERS_MAX} offers`);
+    if (!Array.isArray(accepts) || accepts.length > MAX.challengeOffers) {
+      throw invalidField("accepts", `must be an array of at most ${MAX.challengeOffers} offers`);
     }
     return accepts.map((_, at) => readRequirements(objectIn({ path: "accepts", fields: { ...accepts } }, String(at))));
   });

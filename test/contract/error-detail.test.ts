@@ -13,6 +13,8 @@ const TIMEOUT_MS = 2_500;
 const RESPONSE_BYTES_MAX = 65_536;
 /** A text of the upstream, which no record may repeat. */
 const SAID = "words-of-the-upstream";
+/** Sent in a header, which callers see but the log never has. It ends in a control character, CSI, that terminals obey. */
+const TYPE = "text/type-of-the-upstream\u009b";
 
 const rawUpstream = rawUpstreams();
 const servers: net.Server[] = [];
@@ -73,6 +75,7 @@ contract(
       const ended = () => lines().find((line) => line.includes('"invocation_ended"'));
       await until(() => ended() !== undefined);
       expect(JSON.parse(ended() ?? "")).toMatchObject({ error_class, error_detail });
+      expect(at.gateway.log()).not.toContain("type-of-the-upstream");
       return view;
     }
 
@@ -101,7 +104,7 @@ contract(
 
       test.each([200, 301, 404, 500, 599])("answers %d has no detail", async (status) => {
         const tenant = at.tenant();
-        const route = at.upstream(() => new Response(SAID, { status }));
+        const route = at.upstream(() => new Response(SAID, { status, headers: { "content-type": TYPE } }));
         const { id } = await tenant.agent({ upstream_url: route.url });
         expect((await recordOf(tenant, id, await tenant.call(id))).error_detail).toBeNull();
         const { id: other } = await tenant.agent({ upstream_url: route.url });

@@ -76,6 +76,9 @@ contract((at) => {
       const answer = await patch(tenant, { facilitator_url });
       expectError(answer, 400, "facilitator_url");
       expect(answer.text).not.toContain("secret");
+      // Another scheme is told what is accepted, and nothing that would be refused next.
+      if (typeof facilitator_url === "string" && /^(?!https:\/\/.)./.test(facilitator_url))
+        expect(answer.body.error).toBe("facilitator_url: must be an https URL with a host");
       expect((await get(tenant)).body).toEqual(config);
     });
 

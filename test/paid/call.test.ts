@@ -155,7 +155,9 @@ test("a payment whose outcome is not known is told as open, with the call's ID a
   try {
     const { code, stdout, stderr } = await run(agent.id, "--wait", "1", ...paying(payer.file));
     expect({ code, stdout }).toEqual({ code: 4, stdout: "" });
-    expect(stderr).toMatch(/the call goes on as inv_\S+, and its payment is open: don't pay again\n$/);
+    expect(stderr).toMatch(
+      /the call goes on as inv_\S+, and its payment is open: don't pay again; GET \S+ with the same token has its result\n$/,
+    );
     resume();
     const [id = ""] = /inv_[0-9a-f-]{36}/.exec(stderr) ?? [];
     for (let view = await tenant.poll(agent.id, id); view.status !== "succeeded"; )

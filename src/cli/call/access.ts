@@ -1,5 +1,8 @@
-// A caller's requests to a gateway, with a token, for `tollgate call` and the demo.
-import { readBody } from "../../http/client/body.ts";
+// A caller's requests to a gateway, with a token, for `tollgate call` and the demo, and the fields that `tollgate call` reads of
+// the answers. The gateway may be a stranger's, so no field is taken to be what it should be.
+import { type Static, type TSchema, Type } from "@sinclair/typebox";
+import { Value } from "@sinclair/typebox/value";
+import { readBody, Undecodable } from "../../http/client/body.ts";
 import { type Answer, OutboundError } from "../../http/client/exchange.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import type { AnswerHeaders } from "../../http/client/response-parser.ts";
@@ -52,10 +55,48 @@ export async function ask(access: GatewayAccess, request: AccessRequest): Promis
   return readAnswer(await openAnswer(access, request), request);
 }
 
+const maybe = <T extends TSchema>(type: T) => Type.Optional(Type.Union([type, Type.Null()]));
+const STATUSES = (["pending", "running", "succeeded", "failed"] as const).map((status) => Type.Literal(status));
+
+export const AGENT = Type.Object({
+  id: Type.String({ pattern: "^agt_[0-9a-f-]+$" }),
+  name: Type.String(),
+  protocol: Type.String(),
+});
+export const AGENTS = Type.Object({ data: Type.Array(AGENT), total: Type.Integer({ minimum: 0 }) });
+
+/** The fields of the poll view that decide about the end of a run. */
+export const CALL_VIEW = Type.Object({
+  status: Type.Union(STATUSES),
+  error_class: maybe(Type.String()),
+  error_detail: maybe(Type.String()),
+  upstream_status: maybe(Type.Integer()),
+  settlement: maybe(
+    Type.Object({ status: Type.String(), tx_hash: maybe(Type.String()), reason: maybe(Type.String()) }),
+  ),
+  response_truncated: Type.Boolean(),
+  response_body_b64: Type.Optional(Type.String()),
+});
+export type CallView = Static<typeof CALL_VIEW>;
+
+/** Why a value does not have the fields of a schema; null when it has. */
+export function fieldProblem(schema: TSchema, value: unknown): string | null {
+  const wrong = Value.Errors(schema, value).First();
+  if (wrong === undefined) return null;
+  return `${wrong.path.slice(1).replaceAll("/", ".") || "a JSON object"} is missing or not valid`;
+}
+
 function lostIn({ signal }: AccessRequest) {
   return (error: unknown): never => {
-    throw signal.aborted ? new OutboundError("lost", "no answer in time") : error;
+    throw signal.aborted ? new OutboundError("lost", "no answer in time") : outboundError(error);
   };
+}
+
+/** The error of an exchange without a complete answer. @throws any other error */
+export function outboundError(error: unknown): OutboundError {
+  if (error instanceof OutboundError) return error;
+  if (error instanceof Undecodable) return new OutboundError("lost", error.message);
+  throw error;
 }
 
 /** Undefined when the text is not JSON. */

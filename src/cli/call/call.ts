@@ -1,6 +1,7 @@
 // `tollgate call` makes one call over HTTP, as any caller would. It pays where the gateway asks for a price that its user allows, and
 // prints the agent's response. Standard output has that response alone, byte for byte; all else goes to standard error.
 import { fstatSync } from "node:fs";
+import type { Static, TSchema } from "@sinclair/typebox";
 import {
   bearerToken,
   fileProblem,
@@ -20,16 +21,17 @@ import { suggest } from "../../core/text.ts";
 import { bodyChunks } from "../../http/client/body.ts";
 import { OutboundError } from "../../http/client/exchange.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
-import { SUCCESS } from "../../http/responses.ts";
+import { STATUS, SUCCESS } from "../../http/responses.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { isJsonObject } from "../../wire/json.ts";
 import { type CommandLine, type CommandVerdict, configured, Misuse, shownWord } from "../command-line.ts";
 import { withProgress } from "../terminal/interactive.ts";
-import { ask, jsonOf } from "./access.ts";
+import { AGENT, AGENTS, ask, type CallView, fieldProblem, jsonOf, outboundError } from "./access.ts";
 import {
   askForEnd,
   awaitEnd,
   type CallRun,
+  goesOn,
   inDoubt,
   RunEnd,
   refused,
@@ -45,10 +47,10 @@ export async function call(line: CommandLine): Promise<CommandVerdict> {
   endOnSignals(run);
   try {
     const { id, protocol } = await findAgent(run, name);
-    const path = `/v1/proxy/${id}`;
+    run.path = `/v1/proxy/${id}`;
     const what = `calling ${shownWord(name)}`;
-    const streams = () => streamed(run, path, protocol === "mcp", what);
-    const document = await (run.streams ? streams() : polled(run, path, what, line.flags.has("json")));
+    const streams = () => streamed(run, protocol === "mcp", what);
+    const document = await (run.streams ? streams() : polled(run, what, line.flags.has("json")));
     return { holds: true, text: "", document };
   } catch (error) {
     const end = error instanceof OutboundError ? unreached(run, error) : error;
@@ -86,7 +88,7 @@ async function readRun(line: CommandLine): Promise<CallRun> {
     access: { url, token: ownToken ?? config.token ?? "", outbound },
     headers: { "idempotency-key": `call-${crypto.randomUUID()}`, ...contentType(data) },
     ...{ data, streams: flags.has("stream"), waitMs, maxPrice, payerKey },
-    ...{ invocation: null, payment: null, isSent: false, isInDoubt: false },
+    ...{ path: "", invocation: null, payment: null, isSent: false, isInDoubt: false },
   };
 }
 
@@ -151,9 +153,9 @@ function endOnSignals(run: CallRun): void {
   const end = (status: number) => {
     const { invocation, streams, isSent, payment } = run;
     const paid = payment === null ? "" : ", and it may be paid already";
-    const known = streams ? `the call ${invocation} ends as cancelled` : `the call goes on as ${invocation}`;
+    const known = streams ? `the call ${invocation} ends as cancelled${paid}` : goesOn(run, paid);
     const unknown = isSent ? inDoubt(run) : "no call was made";
-    tell(`stopped: ${invocation === null ? unknown : known + paid}`);
+    tell(`stopped: ${invocation === null ? unknown : known}`);
     process.exit(status);
   };
   process.on("SIGINT", () => end(130));
@@ -166,80 +168,99 @@ function endOnSignals(run: CallRun): void {
 }
 
 /** The answer to a request that changes nothing. @throws RunEnd when it is refused; OutboundError */
-async function get({ access }: CallRun, path: string): Promise<Readonly<Record<string, unknown>>> {
-  const answer = await ask(access, { method: "GET", path, signal: AbortSignal.timeout(30_000) });
-  if (answer.status === SUCCESS.ok && isJsonObject(answer.body)) return answer.body;
-  throw refused(answer);
+async function get<T extends TSchema>(run: CallRun, path: string, schema: T, signal: AbortSignal): Promise<Static<T>> {
+  const answer = await ask(run.access, { method: "GET", path, signal });
+  if (answer.status !== SUCCESS.ok) throw refused(run, answer);
+  const problem = fieldProblem(schema, answer.body);
+  if (problem === null) return answer.body as Static<T>;
+  throw new RunEnd("refused", `the gateway took no call, it answered 200, and ${problem}: check --url`);
 }
 
 /** @param name an ID, or the name of an agent. The protocol of an ID is asked for only if the call is streamed. */
 async function findAgent(run: CallRun, name: string): Promise<{ readonly id: string; readonly protocol: unknown }> {
+  const signal = AbortSignal.timeout(30_000);
   if (isId("agt", name)) {
-    return { id: name, protocol: run.streams ? (await get(run, `/v1/agents/${name}`))["protocol"] : null };
+    return run.streams ? get(run, `/v1/agents/${name}`, AGENT, signal) : { id: name, protocol: null };
   }
-  const list = async (query: string) => {
-    const { data, total } = await get(run, `/v1/agents?limit=100${query}`);
-    return { agents: Array.isArray(data) ? data.filter(isJsonObject) : [], total: Number(total) };
-  };
-  for (let [offset, total] = [0, 1]; offset < total; offset += 100) {
+  const list = (query: string) => get(run, `/v1/agents?limit=${MAX.pageItems}${query}`, AGENTS, signal);
+  for (let [offset, total] = [0, 1]; offset < total; offset += MAX.pageItems) {
+    if (offset >= MAX.agentsSearched) {
+      const first = `the first ${MAX.agentsSearched.toLocaleString("en-US")} that match`;
+      throw new RunEnd("refused", `no agent is named ${shownWord(name)} among ${first}: give its ID`);
+    }
     const page = await list(`&offset=${offset}&q=${encodeURIComponent(name)}`);
-    const { id, protocol } = page.agents.find((agent) => agent["name"] === name) ?? {};
-    if (typeof id === "string" && isId("agt", id)) return { id, protocol };
+    const agent = page.data.find((each) => each.name === name);
+    if (agent !== undefined) return agent;
     total = page.total;
   }
-  const { agents, total } = await list("");
-  const names = agents.map((agent) => String(agent["name"]));
+  const { data, total } = await list("");
+  const names = data.map((agent) => agent.name);
   const meant = suggest(name, names);
   const some = `the tenant has ${names.slice(0, 10).map(shownWord).join(", ")}${total > 10 ? ` and ${total - 10} more` : ""}`;
-  const hint = total === 0 ? "the tenant of the token has no agents" : some;
+  const hint = names.length === 0 ? "the tenant of the token has no agents" : some;
   const why = meant === null ? hint : `did you mean ${shownWord(meant)}?`;
   throw new RunEnd("refused", `no agent is named ${shownWord(name)}; ${why}`);
 }
 
-async function polled(run: CallRun, path: string, what: string, isJson: boolean): Promise<object> {
+async function polled(run: CallRun, what: string, isJson: boolean): Promise<object> {
   const view = await withProgress(what, async () => {
-    await sendCall(run, path);
-    return awaitEnd(run, `${path}/invocations/${run.invocation}`);
+    await sendCall(run, run.path);
+    return awaitEnd(run);
   });
+  await showEnd(run, view, isJson);
+  return view;
+}
+
+/** Prints the response that the gateway has kept. @throws RunEnd unless the call succeeded and its response is whole */
+async function showEnd(run: CallRun, view: CallView, isJson = false): Promise<void> {
   const body = view.response_body_b64;
   if (!isJson) await print(Buffer.from(body ?? "", "base64"), true);
   if (view.status !== "succeeded") throw whyFailed(run, view);
-  if (body === undefined) {
+  if (body === undefined && !run.streams) {
     tell(
       `note: the response of ${run.invocation} was not kept, capture_body of the agent is off (--stream passes it on)`,
     );
+  } else if (body === undefined) {
+    throw new RunEnd("failed", `the call ${run.invocation} succeeded, and its response was lost with the connection`);
   } else if (view.response_truncated) {
     const problem = `only the start of the response of ${run.invocation} was kept (--stream passes all of it on)`;
     throw new RunEnd("failed", problem, view);
   }
-  return view;
 }
 
 /** Prints the agent's response as it comes. */
-async function streamed(run: CallRun, path: string, isMcp: boolean, what: string): Promise<undefined> {
-  const url = `${path}/stream`;
-  const session = isMcp ? await openSession(run, url) : {};
-  const { status, stream = null } = await withProgress(what, () => sendCall(run, url, session));
+async function streamed(run: CallRun, isMcp: boolean, what: string): Promise<undefined> {
+  const path = `${run.path}/stream`;
+  const session = isMcp ? await openSession(run, path) : {};
+  const { status, stream = null } = await withProgress(what, () => sendCall(run, path, session));
   const isFailed = status >= 400;
   /** The start of an answer that is not known yet to be the agent's. */
-  let held: Uint8Array = new Uint8Array();
+  let held: Uint8Array | null = null;
   let problem = `the call ${run.invocation} failed: ${status}`;
   try {
     const pieces = stream === null ? [] : bodyChunks(stream, { maxBytes: Number.POSITIVE_INFINITY });
-    if (isFailed) held = await startOf(pieces);
+    if (isFailed) held = stream && (await startOf(pieces));
     else for await (const piece of pieces) await print(piece);
     if (!isFailed) return;
   } catch (error) {
-    if (!(error instanceof OutboundError)) throw error;
-    problem = `the response of ${run.invocation} ended early: ${error.message}`;
+    problem = `the response of ${run.invocation} ended early: ${outboundError(error).message}`;
   } finally {
-    const end = { method: "DELETE", path: url, headers: session, signal: AbortSignal.timeout(5000) } as const;
+    const end = { method: "DELETE", path, headers: session, signal: AbortSignal.timeout(5000) } as const;
     if ("mcp-session-id" in session) await ask(run.access, end).catch(() => {});
   }
-  const view = await askForEnd(run, `${path}/invocations/${run.invocation}`, 5).catch(() => null);
-  // Without a status of the agent's the answer is the gateway's own, and no response.
-  if (view?.upstream_status !== null) await print(held);
-  throw view?.status === "failed" ? whyFailed(run, view) : new RunEnd("failed", problem);
+  await endOfStream(run, status, held, problem);
+}
+
+/** @throws RunEnd unless the call was taken before, and succeeded */
+async function endOfStream(run: CallRun, status: number, held: Uint8Array | null, problem: string): Promise<void> {
+  // The status of a call that was taken before, unless it is the agent's own.
+  const isRepeated = status === STATUS.conflict;
+  const view = isRepeated ? await awaitEnd(run) : await askForEnd(run, 5).catch(() => null);
+  const isOfAgent = held !== null && view?.upstream_status === status;
+  if (isRepeated && view !== null && !isOfAgent) return showEnd(run, view);
+  if (held !== null && isOfAgent) await print(held);
+  const told = held === null || isOfAgent ? problem : `${problem} ${Buffer.from(held)}`;
+  throw view?.status === "failed" ? whyFailed(run, view) : new RunEnd("failed", told);
 }
 
 /** As much as the gateway keeps of a response: an upstream may send without end. */

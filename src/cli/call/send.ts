@@ -13,10 +13,14 @@ import { usdc } from "../../x402/network.ts";
 import {
   type AccessRequest,
   ask,
+  CALL_VIEW,
+  type CallView,
+  fieldProblem,
   type GatewayAccess,
   type GatewayAnswer,
   jsonOf,
   openAnswer,
+  outboundError,
   readAnswer,
 } from "./access.ts";
 import type { SignedPayment } from "./payment.ts";
@@ -31,7 +35,7 @@ export class RunEnd extends Error {
   readonly document: object | null;
 
   constructor(end: keyof typeof EXIT, problem: string, document: object | null = null) {
-    super(problem);
+    super(shown(problem));
     this.status = EXIT[end];
     this.document = document;
   }
@@ -45,6 +49,8 @@ export interface CallRun {
   readonly waitMs: number;
   readonly maxPrice: bigint;
   readonly payerKey: `0x${string}` | null;
+  /** The path of the agent's calls; "" until the agent is known. */
+  path: string;
   invocation: string | null;
   payment: SignedPayment | null;
   isSent: boolean;
@@ -53,30 +59,64 @@ export interface CallRun {
 }
 
 /** A gateway chooses parts of what is told, and may choose long ones. */
-const shown = (text: string) => printable(text).slice(0, 1000);
+const shown = (text: string) => printable(text.slice(0, 2000));
+/** A part of a line, which must not cut off what follows it. */
+const shortened = (text: string) => text.slice(0, 300);
 
 export const tell = (text: string) => void process.stderr.write(`tollgate call: ${shown(text)}\n`);
 /** Progress, which only a person wants to see; it overwrites the line of the clock. */
 const say = (text: string) => void (process.stderr.isTTY && process.stderr.write(`\r\x1b[K${shown(text)}\n`));
 
 /** The end of a run whose request the gateway did not take. */
-export function refused({ status, headers, body }: GatewayAnswer): RunEnd {
-  return new RunEnd(
-    "refused",
-    `the gateway took no call, it answered ${status}${reasonIn(status, headers.get("location"), body)}`,
-  );
+export function refused(run: CallRun, answer: GatewayAnswer): RunEnd {
+  return new RunEnd("refused", `the gateway took no call, ${whatCame(run, answer)}`);
 }
 
-function reasonIn(status: number, location: string | null, body: unknown): string {
-  if (status === STATUS.unauthenticated) return ": the token has expired, was revoked, or belongs to another gateway";
+function whatCame({ access }: CallRun, answer: GatewayAnswer): string {
+  const { pathname } = new URL(access.url);
+  const isElsewhere = answer.status === STATUS.not_found && pathname !== "/";
+  const hint = isElsewhere ? `; --url ends in the path ${pathname}, after which /v1/… is asked for: check it` : "";
+  return `it answered ${answer.status}${reasonIn(answer)}${hint}`;
+}
+
+const NO_GATEWAY = "; no tollgate gateway answers so: check --url";
+
+function reasonIn({ status, headers, text, body }: GatewayAnswer): string {
+  const location = headers.get("location");
   if (status < 400 && location !== null)
-    return ` with a redirect to ${location}, which is not followed, since the token goes to no other host`;
-  if (status < 400) return ", as no tollgate gateway does: check --url";
-  return isJsonObject(body) && typeof body["error"] === "string" ? `: ${body["error"]}` : "";
+    return ` with a redirect to ${shortened(location)}, which is not followed, since the token goes to no other host`;
+  if (status < 400) return NO_GATEWAY;
+  const error = isJsonObject(body) && typeof body["error"] === "string" ? `: ${shortened(body["error"])}` : "";
+  // A gateway sends this header with every answer, and no body where it has nothing to say.
+  if (!headers.has("x-request-id") || (error === "" && text !== "")) return `${error}${NO_GATEWAY}`;
+  return status === STATUS.unauthenticated
+    ? ": the token has expired, was revoked, or belongs to another gateway"
+    : error;
 }
 
-export function unreached({ access }: CallRun, { message }: OutboundError): RunEnd {
-  return new RunEnd("refused", `the gateway took no call, there is no answer from ${access.url}: ${message}`);
+/** What to do about a failed connection, by its error code. */
+const CONNECTION_HINTS: readonly (readonly [code: RegExp, hint: (url: string) => string])[] = [
+  [/REFUSED$/, () => ": is tollgate serve running there? --url names another gateway"],
+  [/ENOTFOUND|DNS|Invalid/, () => ": check --url"],
+  [/CERT|SELF_SIGNED|UNABLE_TO|HOSTNAME/, () => ": TOLLGATE_CA_FILE names a file with the CA to trust"],
+  [/_SSL_|EPROTO/, (url) => `: it may speak plain http: --url ${url.replace("https:", "http:")}`],
+  [
+    /ECONNRESET/,
+    (url) => (url.startsWith("http:") ? `: it may speak https: --url ${url.replace("http:", "https:")}` : ""),
+  ],
+];
+
+export function unreached({ access: { url } }: CallRun, { message }: OutboundError): RunEnd {
+  const hint = CONNECTION_HINTS.find(([code]) => code.test(message))?.[1](url) ?? "";
+  return new RunEnd("refused", `the gateway took no call, there is no answer from ${url}: ${message}${hint}`);
+}
+
+const invocationPath = ({ path, invocation }: CallRun) => `${path}/invocations/${invocation}`;
+
+/** What is to be said of a call that has not ended. @param payment is added to it */
+export function goesOn(run: CallRun, payment = ""): string {
+  const url = `${run.access.url}${invocationPath(run)}`;
+  return `the call goes on as ${run.invocation}${payment}; GET ${url} with the same token has its result`;
 }
 
 /** What is to be said when the outcome of the request is not known. */
@@ -110,22 +150,35 @@ export async function sendCall(run: CallRun, path: string, more: MoreHeaders = {
   const told = jsonOf(Buffer.from(paid.headers.get("x-payment-response") ?? "", "base64").toString());
   const transaction = isJsonObject(told) ? told["transaction"] : null;
   if (typeof transaction === "string") say(`paid: transaction ${transaction}`);
-  else say("the payment is accepted, and not collected yet");
+  else if (paid.status !== STATUS.conflict) say("the payment is accepted, and not collected yet");
   return paid;
 }
 
-function isTaken({ streams, invocation }: CallRun, { status, stream }: CallAnswer): boolean {
-  return streams ? stream !== undefined : status === SUCCESS.accepted && invocation !== null;
+/** A 409 with the ID of a call says that an earlier request with the run's own key was taken. */
+function isTaken({ streams, invocation }: CallRun, { status, headers, stream }: CallAnswer): boolean {
+  if (stream !== undefined || invocation === null) return stream !== undefined;
+  return status === STATUS.conflict ? headers.has(INVOCATION) : !streams && status === SUCCESS.accepted;
 }
 
 function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
-  const { message } = refused(answer);
-  // The answer to a streamed call that was made is lost with its connection.
-  if (run.isInDoubt && answer.status === STATUS.conflict) return new RunEnd("failed", `${message}; ${inDoubt(run)}`);
+  const { message } = refused(run, answer);
   // A 402 declines the payment, unless its header says that it was collected.
-  const isTold = run.payment !== null && isCollected(answer);
+  const isTold = (run.payment !== null && isCollected(answer)) || isSuccess(run, answer);
   const isOpen = isTold || (run.isInDoubt && answer.status !== STATUS.payment_required);
-  return isOpen ? new RunEnd("unknown", `${message}; ${inDoubt(run)}`) : new RunEnd("refused", message);
+  if (isOpen) return new RunEnd("unknown", `${message}; ${inDoubt(run)}`);
+  if (run.payment === null) return new RunEnd("refused", message);
+  // A signature can't be taken back.
+  const { nonce, validBefore } = run.payment.authorization;
+  const until = new Date(1000 * Number(validBefore)).toISOString();
+  return new RunEnd(
+    "refused",
+    `${message}; the payment that was signed has payment_nonce ${nonce}, and is valid until ${until}`,
+  );
+}
+
+/** Whether the answer says that a call was taken, though not as a gateway says it. */
+function isSuccess({ invocation }: CallRun, { status }: CallAnswer): boolean {
+  return status === SUCCESS.accepted || (status < 400 && invocation !== null);
 }
 
 /** Whether the answer says by its status that a call was taken, or by its header that a payment was collected. */
@@ -174,11 +227,6 @@ async function sendSafely(run: CallRun, path: string, more: MoreHeaders): Promis
   }
 }
 
-function outboundError(error: unknown): OutboundError {
-  if (error instanceof OutboundError) return error;
-  throw error;
-}
-
 /** A 503 to an unpaid request refuses it; after a payment has left, it may mean that the outcome of the payment is unknown. */
 function mayHaveArrived({ payment }: CallRun, outcome: CallAnswer | OutboundError): boolean {
   if (outcome instanceof OutboundError) return outcome.kind === "lost";
@@ -224,52 +272,45 @@ function isOfAgent(run: CallRun, { status, headers }: Answer): boolean {
   return !(run.isInDoubt && status === STATUS.conflict);
 }
 
-/** The fields of the poll view that decide about the end of a run. */
-export interface CallView {
-  readonly status: string;
-  readonly error_class: string | null;
-  readonly error_detail: string | null;
-  readonly upstream_status: number | null;
-  readonly settlement: { readonly status: string; readonly tx_hash?: string; readonly reason?: string } | null;
-  readonly response_truncated: boolean;
-  readonly response_body_b64?: string;
-}
-
 /** Waits for the end of the call. @throws RunEnd when the wait runs out, or the gateway refuses to tell */
-export async function awaitEnd(run: CallRun, path: string): Promise<CallView> {
+export async function awaitEnd(run: CallRun): Promise<CallView> {
   say(`the call is ${run.invocation}`);
   const until = performance.now() + run.waitMs;
   let view: CallView | null = null;
   for (let [left, pauseMs] = [run.waitMs, 250]; left > 0; left = until - performance.now()) {
-    const seen = await askForEnd(run, path, Math.min(Math.ceil(left / 1000), 60));
+    const seen = await askForEnd(run, Math.min(Math.ceil(left / 1000), 60));
     if (seen !== null && seen.status !== "pending" && seen.status !== "running") return seen;
     view = seen ?? view;
     await Bun.sleep(Math.min(pauseMs, Math.max(until - performance.now(), 0)));
     pauseMs = seen === null ? Math.min(2 * pauseMs, 5000) : 250;
   }
   const payment = view?.settlement?.status === "pending" ? ", and its payment is open: don't pay again" : "";
-  throw new RunEnd("unknown", `--wait ran out, the call goes on as ${run.invocation}${payment}`, view);
+  const ended = run.waitMs === 0 ? "--wait is 0" : "--wait ran out";
+  throw new RunEnd("unknown", `${ended}, ${goesOn(run, payment)}`, view);
 }
 
 /** The call as it is after so many seconds, or at its end; null when asking later may help. @throws RunEnd */
-export async function askForEnd(
-  { access, invocation }: CallRun,
-  path: string,
-  seconds: number,
-): Promise<CallView | null> {
+export async function askForEnd(run: CallRun, seconds: number): Promise<CallView | null> {
   const signal = AbortSignal.timeout(1000 * seconds + 10_000);
-  const request = { method: "GET", path, headers: { prefer: `wait=${seconds}` }, signal } as const;
-  const answer = await ask(access, request).catch(outboundError);
+  const request = { method: "GET", path: invocationPath(run), headers: { prefer: `wait=${seconds}` }, signal } as const;
+  const answer = await ask(run.access, request).catch(outboundError);
   if (answer instanceof OutboundError || answer.status >= 500 || answer.status === STATUS.rate_limited) return null;
-  // What a gateway tells of its own call is not validated further.
-  if (answer.status === SUCCESS.ok && isJsonObject(answer.body)) return answer.body as unknown as CallView;
-  const { message } = refused(answer);
-  throw new RunEnd("unknown", `the call goes on as ${invocation}, but its result can't be read: ${message}`);
+  const problem = answer.status === SUCCESS.ok ? viewProblem(answer.body) : whatCame(run, answer);
+  if (problem === null) return answer.body as CallView;
+  throw new RunEnd("unknown", `${goesOn(run)}, which can't be read: ${problem}`);
+}
+
+function viewProblem(view: unknown): string | null {
+  const problem = fieldProblem(CALL_VIEW, view);
+  if (problem !== null) return problem;
+  const { response_body_b64: body = "" } = view as CallView;
+  // The decoder skips what is not base64.
+  return Buffer.from(body, "base64").toString("base64") === body ? null : "response_body_b64 is not valid";
 }
 
 export function whyFailed({ invocation }: CallRun, view: CallView): RunEnd {
   const { error_class, error_detail, upstream_status, settlement } = view;
-  const answered = upstream_status !== null && upstream_status >= 400 && `the agent answered ${upstream_status}`;
+  const answered = upstream_status && upstream_status >= 400 && `the agent answered ${upstream_status}`;
   const payment =
     settlement?.status === "settlement_failed"
       ? `its payment was not collected (${settlement.reason ?? "declined"})`

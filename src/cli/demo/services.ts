@@ -6,11 +6,10 @@ import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { Hex } from "viem";
-import { FACILITATOR_PORT, GATEWAY_PORT } from "../../config/rules.ts";
-import { FACILITATOR } from "../../config/variables.ts";
 import { type Config, loadConfig } from "../../config.ts";
 import type { Log } from "../../core/log.ts";
 import { silentMeters } from "../../core/meters.ts";
+import { ListenProblem } from "../../core/startup.ts";
 import { systemClock } from "../../core/time.ts";
 import { startFacilitator } from "../../facilitator/start.ts";
 import { startGateway } from "../../gateway/start.ts";
@@ -53,26 +52,29 @@ export async function startDemoFacilitator(
 ) {
   const config = configure("facilitator", {
     TOLLGATE_DATA_DIR: dir,
-    TOLLGATE_PORT: freePort(FACILITATOR_PORT),
-    TOLLGATE_OPEN_PORT: freePort(FACILITATOR.TOLLGATE_OPEN_PORT.fallback),
     TOLLGATE_RPC_URLS: rpcUrl,
     TOLLGATE_SIGNER_KEY: signerKey,
     ...ofFacilitator,
   });
   if (config.facilitator === null) throw new DemoProblem("the facilitator is not configured");
   await addNewAccount(config, { name: CLIENT, certificate: client, maxPerTransaction: null, dailyCeiling: null }, log);
-  return startFacilitator(config.facilitator, log, silentMeters);
+  try {
+    return await startFacilitator(config.facilitator, log, silentMeters);
+  } catch (error) {
+    if (!(error instanceof ListenProblem)) throw error;
+    // Another process has one of the usual ports.
+    return startFacilitator({ ...config.facilitator, port: 0, openPort: 0 }, log, silentMeters);
+  }
 }
 
 export async function startDemoGateway(dir: string, log: Log) {
   const config = configure("gateway", {
     TOLLGATE_DATA_DIR: dir,
-    TOLLGATE_PORT: freePort(GATEWAY_PORT),
     // The sample agents and the facilitator are on this machine, which the host rules would refuse.
     TOLLGATE_ALLOW_HOSTS: HOST,
   });
   const { keys } = prepareMasterKeys(config, log);
-  const { url, stop } = await startGateway(config, keys, log, silentMeters);
+  const { url, stop } = await startGateway({ ...config, orFreePort: true }, keys, log, silentMeters);
   const request = { tenant: "demo", user: "you", scope: "invocations:read_body", ttlSeconds: 12 * 3600 };
   return { url, stop, mintToken: () => mintToken(config, request, log) };
 }
@@ -84,18 +86,6 @@ function configure(mode: "gateway" | "facilitator", variables: Readonly<Record<s
   const { config, problems } = loadConfig("serve", new Map(), all, false);
   if (config === null) throw new DemoProblem(problems.join("; "));
   return config;
-}
-
-/** The default port if it is free; else "0", by which the system chooses one. */
-function freePort(preferred: number): string {
-  try {
-    // Without reusePort, with which a port can be opened that another process uses.
-    const trial = Bun.serve({ hostname: HOST, port: preferred, reusePort: false, fetch: () => Response.error() });
-    void trial.stop(true);
-    return String(preferred);
-  } catch {
-    return "0";
-  }
 }
 
 /** An HTTP server that answers with the SHA-256 of the body that it is sent, and the time. */

@@ -13,7 +13,7 @@ import { type DatabaseInspection, NO_KEYS } from "../../storage/inspect.ts";
 import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
 import { inspectPostgres } from "../../storage/postgres/inspect.ts";
 import { inspectSqlite } from "../../storage/sqlite/inspect.ts";
-import type { DataLocation } from "../open.ts";
+import { type DataLocation, requireOwnDataDir, type Service } from "../open.ts";
 import {
   type Check,
   type Finding,
@@ -53,11 +53,16 @@ export function afterOpening(
   };
 }
 
-export function databaseChecks({ databaseUrl, dataDir }: DataLocation, opening: Opening): Check[] {
+export function databaseChecks(service: Service, location: DataLocation, opening: Opening): Check[] {
+  const { databaseUrl, dataDir } = location;
   const database = { what: "database", msMax: SECOND_CHECK_MS_MAX, run: () => opening.then(databaseFindings) };
   if (databaseUrl === null) {
     return [
-      { what: "data directory", run: () => dataDirFindings(dataDir) },
+      {
+        what: "data directory",
+        advice: `name the ${service}'s own directory: each service needs one for itself`,
+        run: () => requireOwnDataDir(service, location).then(() => dataDirFindings(dataDir)),
+      },
       { ...database, advice: "check the file and its disk, or restore a backup" },
     ];
   }

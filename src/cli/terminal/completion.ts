@@ -61,6 +61,7 @@ function placesOf(commands: Commands, serve: CliCommand): Place[] {
   return [
     start,
     ...alone.map((path) => ({ path, words: after(path), flags: [], takesFile: false })),
+    ...[...groups].map((name) => ({ path: `help ${name}`, words: after(name), flags: [], takesFile: false })),
     ...entries.map(([path, command]) => ({
       path,
       words: arguments_[path] ?? after(path),
@@ -71,7 +72,7 @@ function placesOf(commands: Commands, serve: CliCommand): Place[] {
 }
 
 function summaryOfGroup(commands: readonly Described[]): string {
-  return commands.map(([name]) => name).join(", ");
+  return commands.length === 1 ? (commands[0]?.[1] ?? "") : commands.map(([name]) => name).join(", ");
 }
 
 function flagsOf(path: string, { forms }: CliCommand): Described[] {

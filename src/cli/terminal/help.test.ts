@@ -25,6 +25,7 @@ test("help lists every command in each of its forms", () => {
 
 test("an unknown topic is refused with the nearest one, or with all", () => {
   expect(() => topicText("paymets")).toThrow("paymets is neither a command nor a topic; did you mean payments?");
+  expect(() => topicText("pay")).toThrow("pay is neither a command nor a topic; did you mean payments?");
   const names = PAGES.map(({ name }) => name).join(", ");
   expect(() => topicText("weather")).toThrow(`weather is neither a command nor a topic; the topics are ${names}`);
 });
@@ -54,5 +55,5 @@ test("each command has help of its own, which explains each of its flags", () =>
 test("a group of commands has help that lists them, and a command names those that begin with it", () => {
   expect(helpOn(["account"], COMMANDS)).toMatch(/^Usage: tollgate account COMMAND/);
   expect(helpOn(["account"], COMMANDS)).toMatch(/^ {2}account add-cert +add a client certificate/m);
-  expect(helpOn(["token"], COMMANDS)).toMatch(/^ {2}token revoke +refuse/m);
+  expect(helpOn(["token"], COMMANDS)).toMatch(/^ {2}token revoke +revoke/m);
 });

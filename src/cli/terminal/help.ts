@@ -12,14 +12,14 @@ const FLAG_MEANINGS: Readonly<Record<string, string>> = {
   host: "the address to listen on (TOLLGATE_HOST)",
   port: "the port to listen on; 0 takes a free one (TOLLGATE_PORT)",
   "data-dir": "directory of the SQLite database and of master.key (TOLLGATE_DATA_DIR); ./data if not given",
-  "env-file": "file of variables, one NAME=value a line; the environment and the flags go before it",
+  "env-file": "file with one NAME=value per line; flags and environment variables override it",
   json: "print one JSON document on standard output",
   yes: "don't ask whether to go on",
   tenant: "the tenant",
   user: "a user of the tenant",
   scope: "the token's scopes, with one space between them",
   ttl: "how long the token is valid: 90s, 30m, 12h or 7d",
-  all: "every token of every tenant; it stands alone",
+  all: "every token of every tenant; not with --tenant or --user",
   "help all": "every command and every variable",
   facilitator: "https URL of the facilitator",
   bundle: "PEM file with the client certificate, its private key, and the CA of the facilitator's certificate",
@@ -31,10 +31,10 @@ const FLAG_MEANINGS: Readonly<Record<string, string>> = {
   name: "name of the client, and of its files",
   jwks: "public keys, as a file or as the URL of a gateway's /.well-known/jwks.json",
   data: "the request's body: TEXT, a file after @, or - for standard input; of an mcp agent a JSON-RPC request",
-  stream: "print the response as it comes, of any length",
+  stream: "print the response as it arrives, however long it is",
   wait: "how long to wait for the result; 60 if not given, 0 starts the call and returns",
   url: "the gateway; http://127.0.0.1:8080 if not given",
-  "token-file": "file with the token, which only its owner can read; goes before TOLLGATE_TOKEN",
+  "token-file": "file with the token, which only its owner can read; overrides TOLLGATE_TOKEN",
   "payer-key-file": "file with the private key to pay with, which only its owner can read",
   "max-price": "the most that is paid for the call, in USDC, such as 0.05; 0 if not given",
   verify: "read the whole copy, and open its keys",
@@ -51,7 +51,7 @@ Usage: tollgate COMMAND [flags]
 ${summariesText(Object.entries(commands))}
 Help:
   tollgate COMMAND --help      a command and its flags
-  tollgate help configuration  every variable; flags go before the environment, the environment before --env-file
+  tollgate help configuration  every variable; a flag overrides its variable, and both override --env-file
   tollgate help TOPIC          a page of the manual, such as payments, operations or troubleshooting
   tollgate --help              all commands, variables and topics
 ${program === "tollgate" ? "" : `\nHere tollgate is called as ${program}\n`}`;
@@ -76,7 +76,7 @@ function groupHelp(name: string, group: readonly (readonly [string, CliCommand])
   return `Usage: tollgate ${name} COMMAND [flags]
 
 ${summariesText(group)}
-tollgate ${name} COMMAND --help tells the flags of each.
+tollgate ${name} COMMAND --help shows the flags of a command.
 `;
 }
 

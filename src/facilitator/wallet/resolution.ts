@@ -316,7 +316,8 @@ function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used: UsedNo
   if (parts.length === 1) return { ...known, how: succeeded ? "moved" : "reverted" };
   const all = parts.reduce((sum, { gas }) => sum + gas, 0n);
   const own = parts.find(({ payer, nonce }) => payer === payment.key.payer && nonce === payment.key.nonce)?.gas ?? all;
-  const shared = { ...known, shareWei: (gasWei * own) / all };
+  // Rounded up, so that the shares never add up to less than was spent.
+  const shared = { ...known, shareWei: (gasWei * own + all - 1n) / all };
   if (used.paid.has(payment)) return { ...shared, how: "moved" };
   return { ...shared, how: "failed among others", isUnshown: succeeded };
 }

@@ -121,6 +121,9 @@ test("one that somebody else collected first fails alone, and its account bears 
   const burned = (await partsOf(wallet)).filter(({ gas_burned }) => gas_burned !== null);
   expect(burned.map(({ nonce }) => nonce)).toEqual([stolen!.key.nonce]);
   expect(await burnedToday(wallet)).toBe(BigInt(burned[0]!.gas_burned!));
+  // Never less than its share: the shares add up to what was spent, or to a few wei more.
+  const all = (await partsOf(wallet)).reduce((sum, { gas }) => sum + BigInt(gas), 0n);
+  expect((await burnedToday(wallet)) * all).toBeGreaterThanOrEqual(wei * BigInt(burned[0]!.gas));
   expect(await burnedToday(wallet)).toBeGreaterThan(wei / 7n);
   expect(await burnedToday(wallet)).toBeLessThan(wei / 3n);
 });

@@ -49,11 +49,14 @@ function wordQuery(word) {
   return { combineWith: "OR", queries: [parts.join(""), { combineWith: "AND", queries: parts, boost }] };
 }
 
-/** Without the small words, unless there are no others. */
-function wantedOf(words) {
-  const others = words.filter((word) => !SMALL.has(word.toLowerCase()));
+/** Without the words that say nothing, unless there are no others. */
+function wantedOf(words, isEmpty = (word) => SMALL.has(word)) {
+  const others = words.filter((word) => !isEmpty(word.toLowerCase()));
   return others.length > 0 ? others : words;
 }
+
+/** Each section is about tollgate, so this word finds one only together with the next: "tollgate call". */
+const isNameOrSmall = (word) => word === "tollgate" || SMALL.has(word);
 
 const nameOf = (text) => wantedOf(wordsOf(text)).map(stem).join("");
 
@@ -62,8 +65,9 @@ const nameOf = (text) => wantedOf(wordsOf(text)).map(stem).join("");
  * those with words of a similar spelling, and last those with any of the words.
  */
 export function find(index, wanted) {
-  const queries = wantedOf(wanted.split(/\s+/).filter((word) => wordsOf(word).length > 0)).map(wordQuery);
-  const joined = queries.length > 1 ? [nameOf(wanted)] : [];
+  const words = wanted.split(/\s+/).filter((word) => wordsOf(word).length > 0);
+  const queries = wantedOf(words, isNameOrSmall).map(wordQuery);
+  const joined = wantedOf(words).length > 1 ? [nameOf(wanted)] : [];
   const fuzzy = { fuzzy: (term) => term.length >= FUZZY_LETTERS_MIN && 0.2, maxFuzzy: 2 };
   const all = { combineWith: "OR", queries: [...joined, { combineWith: "AND", queries }] };
   for (const [query, options] of [

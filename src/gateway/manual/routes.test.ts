@@ -9,13 +9,13 @@ import { createEdge, type Edge } from "../../http/server.ts";
 import { find, OPTIONS } from "./find.js";
 import { PAGES, type Page, SEARCH_WORDS, SECTIONS } from "./pages.ts";
 import { renderMarkdown, type Section, sectionsOf } from "./render/render.ts";
-import { manualRoutes } from "./routes.ts";
+import { manualRoutes, orPage } from "./routes.ts";
 
 let edge: Edge;
 beforeAll(() => {
   const app = routes().use(manualRoutes(createAssets()));
   const authenticate = () => ({ tenant: "t", user: "u", scopes: new Set<string>() });
-  edge = createEdge({ app, log: silentLog, authenticate });
+  edge = createEdge({ app, log: silentLog, authenticate, missing: orPage });
 });
 /** Read to its end, as a browser does: what nobody reads counts as being sent. */
 async function get(path: string, headers: Record<string, string> = {}): Promise<Response> {
@@ -52,7 +52,7 @@ describe("the manual's site", () => {
 
   test("answers an address that has no page with a page that leads on, for a browser, and else with JSON", async () => {
     const accept = "text/html,application/xhtml+xml,*/*;q=0.8";
-    for (const path of ["/docs/nothing", "/docs/start/", "/docs/no-page", "/docs/a/b/c"]) {
+    for (const path of ["/nope", "/", "/nope/a?b=c", "/docs/nothing", "/docs/start/", "/docs/no-page", "/docs/a/b/c"]) {
       const page = await get(path, { accept });
       const headers = ["content-type", "vary", "etag"].map((name) => page.headers.get(name));
       expect([path, page.status, ...headers]).toEqual([path, 404, "text/html; charset=utf-8", "accept", null]);
@@ -62,15 +62,22 @@ describe("the manual's site", () => {
       const links = [...text.matchAll(/ (?:href|src)="([^"#]+)"/g)].map(([, link = ""]) => link);
       const paths = links.map((link) => new URL(link, `http://localhost${path}`).pathname);
       expect(paths).toEqual(expect.arrayContaining(["/docs", "/docs/start", ...NAMES]));
-      const own = paths.filter((linked) => linked !== "/swagger/favicon.png");
+      const own = paths.filter((linked) => !["/", "/swagger/favicon.png"].includes(linked));
       const statuses = await Promise.all(own.map(async (linked) => [linked, (await get(linked)).status]));
       expect(statuses).toEqual(own.map((linked) => [linked, 200]));
     }
-    const answers = [await get("/docs/strat"), await get("/docs/nothing/here", { accept: "application/json" })];
-    expect(await Promise.all(answers.map(async (answer) => [answer.status, await answer.json()]))).toEqual([
-      [404, { error: "no such route; did you mean /docs/start?" }],
-      [404, { error: "no such route" }],
+    const json = { accept: "application/json" };
+    const answers = [await get("/docs/strat"), await get("/docs/nothing/here", json), await get("/nope", json)];
+    const told = async (answer: Response) => [answer.status, answer.headers.get("vary"), await answer.json()];
+    expect(await Promise.all(answers.map(told))).toEqual([
+      [404, "accept", { error: "no such route; did you mean /docs/start?" }],
+      [404, "accept", { error: "no such route" }],
+      [404, "accept", { error: "no such route" }],
     ]);
+    const api = await get("/v1/nope", { accept });
+    expect([api.status, await api.json()]).toEqual([404, { error: "no such route" }]);
+    const post = await edge.fetch(new Request("http://localhost/nope", { method: "POST", headers: { accept } }));
+    expect([post.status, await post.json()]).toEqual([404, { error: "no such route" }]);
     const head = await edge.fetch(new Request("http://localhost/docs/nothing", { method: "HEAD" }));
     expect(head.status).toBe(404);
     // A page would have thousands of long links.
@@ -173,8 +180,9 @@ describe("the manual's site", () => {
       const html = await (await get(path)).text();
       const [, outline = ""] = /<nav class="outline"(.*?)<\/nav>/s.exec(html) ?? [];
       const ids = [...html.matchAll(/<h[23] id="([^"]+)"/g)].map(([, id]) => id);
-      // An outline of one heading says nothing.
-      expect([...outline.matchAll(/href="#([^"]+)"/g)].map(([, id]) => id)).toEqual(ids.length < 2 ? [] : ids);
+      const isOutlined = path !== "/docs/changelog" || ids.length > 1;
+      expect([path, ids.length > 1]).toEqual([path, isOutlined]);
+      expect([...outline.matchAll(/href="#([^"]+)"/g)].map(([, id]) => id)).toEqual(isOutlined ? ids : []);
       expect(html).toContain(`<span class="version">${VERSION}</span>`);
     }
   });
@@ -220,7 +228,7 @@ describe("the search of the manual", () => {
     ["getting paid", "payments#get-paid"],
     ["how do I get paid", "payments#get-paid"],
     ["payment", "payments"],
-    ["price", "payments"],
+    ["price", "payments#set-a-price"],
     ["token", "start#a-token"],
     ["--env-file", "configuration#variables-from-a-file"],
     ["env file", "configuration#variables-from-a-file"],
@@ -283,6 +291,48 @@ describe("the search of the manual", () => {
     ["timeout", "api#failed-calls"],
     ["retry", "api#idempotency-keys"],
     ["refund", "api#what-a-paid-call-is-answered"],
+    ["tollgate call", "configuration#calls-from-the-command-line"],
+    ["exit code", "configuration#calls-from-the-command-line"],
+    ["prometheus", "monitoring#metrics"],
+    ["opentelemetry", "monitoring#traces"],
+    ["version", "upgrades"],
+    ["localhost", "troubleshooting#400-for-localhost-or-a-private-address"],
+    ["scopes", "security#scopes"],
+    ["permissions", "security#scopes"],
+    ["jwt", "security#tokens"],
+    ["keycloak", "security#tokens"],
+    ["typescript client", "clients#a-typed-client-in-typescript"],
+    ["generate a client", "clients#a-typed-client-in-typescript"],
+    ["javascript", "clients#fetch"],
+    ["mcp", "streaming#connect-an-mcp-client"],
+    ["sse", "streaming"],
+    ["environment variables", "configuration"],
+    ["change the port", "configuration#variables-of-both-services"],
+    ["TOLLGATE_BATCH", "configuration#variables-of-the-facilitator"],
+    ["tollgate doctor", "operations#doctor"],
+    ["tollgate token", "start#a-token"],
+    ["tollgate backup", "backups#backup"],
+    ["max body size", "limits#connections-and-requests"],
+    ["status codes", "api#errors"],
+    ["performance", "growing#how-much-one-machine-carries"],
+    ["high availability", "replicas"],
+    ["load balancer", "replicas#several-gateways"],
+    ["mtls", "facilitator#certificates"],
+    ["gas", "facilitator#keys-and-gas"],
+    ["pay for a call", "payments#pay-for-a-call"],
+    ["block a tool", "api#policy"],
+    ["revoke a token", "rotation#revoke-tokens"],
+    ["cancel a call", "api#cancel"],
+    ["restart", "operations#shutdown"],
+    ["backup postgres", "backups#postgres"],
+    ["encryption", "security#secrets"],
+    ["unauthorized", "troubleshooting#401-for-a-good-token"],
+    ["too many requests", "troubleshooting#429"],
+    ["payment required", "api#what-a-paid-call-is-answered"],
+    ["list invocations", "api#history"],
+    ["logging", "operations#log"],
+    ["custom CA", "configuration#variables-of-both-services"],
+    ["demo", "install#from-source"],
   ])("shows for %p first %s", (words, id) => {
     expect(find(index, words)[0]?.id).toBe(id);
   });
@@ -348,6 +398,7 @@ describe("a page of the manual", () => {
       ["json", '{ "a": 1, "b": null, "c": "<d>" }'],
       ["yaml compose", 'a: ["b"] # c'],
       ["js call.mjs", "const a = 'b'; // <d>"],
+      ["ts call.ts", "const a: string = 'b'; // <d>"],
       ["python call.py", "import a # 'b'"],
       ["http", 'POST /v1/agents\n{ "name": "a" }\n→ 201 { "id": "agt_…" }\nX-Header: 1'],
       ["text", "a <b>"],
@@ -369,6 +420,7 @@ describe("a page of the manual", () => {
       "hljs-attr hljs-keyword hljs-literal hljs-number hljs-punctuation hljs-string",
       "hljs-attr hljs-comment hljs-string",
       "hljs-comment hljs-keyword hljs-string",
+      "hljs-attr hljs-built_in hljs-comment hljs-keyword hljs-string",
       "hljs-comment hljs-keyword",
       "hljs-attr hljs-keyword hljs-number hljs-string",
       "",

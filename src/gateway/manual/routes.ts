@@ -6,7 +6,6 @@ import { readFileSync } from "node:fs";
 import minisearch from "minisearch" with { type: "file" };
 import { Fault } from "../../core/fault.ts";
 import { type Assets, asset, pageAsset, styleAsset, VARIES, wantsHtml } from "../../http/assets.ts";
-import { NotFoundError } from "../../http/elysia.ts";
 import finder from "./find.js" with { type: "file" };
 import { NO_PAGE, PAGES } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
@@ -18,7 +17,7 @@ declare const TOLLGATE_COMMIT: string | undefined;
 export function manualRoutes({ routesOf }: Assets) {
   const javascript = "text/javascript; charset=utf-8";
   const shown = PAGES.map(({ name }) => [`/docs/${name}`, async () => pageAsset(await fileText(name))] as const);
-  const site = routesOf("/docs", {
+  return routesOf("/docs", {
     "/docs": async () => pageAsset(await fileText("")),
     ...Object.fromEntries(shown),
     "/docs/style.css": () => styleAsset(style),
@@ -28,19 +27,25 @@ export function manualRoutes({ routesOf }: Assets) {
     "/docs/minisearch.js": () => asset(readFileSync(String(minisearch)), javascript),
     "/docs/search.json": async () => asset(await fileText("search.json"), "application/json"),
   });
-  return site.get("/docs/*", async ({ request, params }) => throw404(request, params["*"]), { detail: { hide: true } });
 }
 
-/** @param path below /docs, where the manual has nothing */
-async function throw404({ headers }: Request, path: string): Promise<never> {
-  const depth = path.split("/").length - 1;
-  // Every folder of the path makes each link longer.
-  if (!wantsHtml(headers.get("accept") ?? "") || depth > 4) throw new NotFoundError();
-  const html = (await fileText(NO_PAGE)).replaceAll(/ (?:href|src)="(?!#)/g, `$&${"../".repeat(depth)}`);
+/**
+ * The refusal of an address that has nothing: for a browser a page of the manual that leads on, else JSON.
+ *
+ * @param path of the request
+ */
+export async function orPage(refusal: Fault, { method, headers }: Request, path: string): Promise<Fault> {
+  const folders = path.split("/").length - 2;
+  // Every folder of a path makes each link of its page longer.
+  const isPage = method === "GET" && wantsHtml(headers.get("accept") ?? "") && folders <= 5;
+  if (!isPage) {
+    return new Fault(refusal.kind, refusal.message, { answer: { body: { error: refusal.message }, headers: VARIES } });
+  }
+  const html = (await fileText(NO_PAGE)).replaceAll(/ (?:href|src)="(?!#)/g, `$&${"../".repeat(folders)}docs/`);
   const page = pageAsset(html);
   const { etag: _, ...guards } = page.headers;
   const answer = { body: html, headers: { ...guards, ...VARIES, "content-type": page.type } };
-  throw new Fault("not_found", "the manual has no such page", { answer });
+  return new Fault(refusal.kind, refusal.message, { answer });
 }
 
 async function fileText(path: string): Promise<string> {

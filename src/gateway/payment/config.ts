@@ -97,9 +97,8 @@ export function checkFacilitatorUrl(text: string, rules: HostRules): void {
   const refuse = (reason: string) => invalidField("facilitator_url", reason);
   if (text === "") throw refuse("must not be empty");
   checkText("facilitator_url", text, { min: 0, max: Number.POSITIVE_INFINITY });
-  const problem = writtenUrlProblem(text, rules);
+  const problem = writtenUrlProblem(text, rules, "https");
   if (problem !== null) throw refuse(problem);
-  if (!/^https:/i.test(text)) throw refuse("must be an https URL");
   if (/[?#]/.test(text)) throw refuse("must have no query and no fragment");
 }
 

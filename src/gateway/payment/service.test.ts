@@ -98,6 +98,9 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect(at.told).toEqual([`ended ${key.id}`]);
       expect(await shown(key)).toEqual(["failed", null, "settlement_failed"]);
       expect(await kindOf(at.payments.recall(tenant, key.id))).toBe("payment_required");
+      await expect(at.payments.recall(tenant, key.id)).rejects.toThrow(
+        /^the facilitator declined .* sign a new payment/,
+      );
       expect([await total(tenant, "pending"), await total(tenant, "settlement_failed")]).toEqual([0, 1]);
       await at.settler.stop(0);
     });
@@ -137,6 +140,9 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       clock.time += 120_000;
       await until(() => at.told.length > 0);
       expect(await shown(key)).toEqual(["failed", null, "settlement_failed"]);
+      await expect(at.payments.recall(tenant, key.id)).rejects.toThrow(
+        /^it is unknown whether .* before you pay again$/,
+      );
       const { settlement } = await findInvocation(store().read, tenant, key.id);
       expect(JSON.parse(settlement ?? "")).toEqual({ attempts: 3, reason: "unknown" });
       await at.settler.stop(0);

@@ -110,8 +110,10 @@ export function createPayments(deps: PaymentDeps) {
     const row = await findInvocation(tenant, id);
     if (row.settlement_status === null) return {};
     const payment = await paymentOf(store.read, { tenant, id });
-    if (row.settlement_status === "settlement_failed")
-      throw declined(payment === null ? {} : settledHeaders(network, row, payment));
+    if (row.settlement_status === "settlement_failed") {
+      const { reason = "" } = JSON.parse(row.settlement ?? "{}") as { reason?: string };
+      throw notSettled(reason, payment === null ? {} : settledHeaders(network, row, payment));
+    }
     if (payment === null) return {};
     if (row.settlement_status !== "pending") return settledHeaders(network, row, payment);
     return isFirstInFlight(payment) ? null : {};
@@ -330,7 +332,18 @@ export class PaymentRefused extends Fault {
   }
 }
 
-const declined = (told: PaidHeaders) => new PaymentRefused("the payment could not be settled", null, told);
+/** What the caller is told, by the reason of the settlement. Each is true of the one payment: another may have landed. */
+const NOT_SETTLED: Readonly<Record<string, string>> = {
+  declined: "the facilitator declined the payment and collected nothing for this call; sign a new payment to try again",
+  expired:
+    "the payment expired before the facilitator took it, and nothing was collected; sign a new payment to try again",
+  cancelled: "the call was cancelled before its payment was sent, and nothing was collected",
+};
+const UNKNOWN =
+  "it is unknown whether the payment was collected; look on the chain for the payer and nonce before you pay again";
+
+const notSettled = (reason: string, told: PaidHeaders) =>
+  new PaymentRefused(Object.hasOwn(NOT_SETTLED, reason) ? String(NOT_SETTLED[reason]) : UNKNOWN, null, told);
 
 /** The payment headers of a call, unparsed, by version of the protocol. */
 export interface PaymentTexts {

@@ -13,8 +13,8 @@ import { createTurnQueue } from "../../kernel/batch.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
-import { actingTenant } from "../../kernel/wait.ts";
-import { isSqliteBusy, sqliteCommitFailure, sqliteFailure, unavailable } from "../failures.ts";
+import { actingRequest, actingTenant } from "../../kernel/wait.ts";
+import { isSqliteBusy, sqliteCommitFailure, sqliteFailure, unavailable, within } from "../failures.ts";
 import {
   type Command,
   type CommandEffects,
@@ -29,6 +29,8 @@ import { addCount, type Counts, changedCounts } from "../totals.ts";
 
 /** How long a group may run, so that its first write waits little and the event loop is not held for long. */
 const GROUP_MS_MAX = 10;
+/** A command or a backup may hold the write lock for this long before writes are refused. */
+const BUSY_MS_MAX = 4_000;
 
 interface GroupOptions {
   /** The process's only writing connection; nothing else may run on it while a group runs. */
@@ -162,14 +164,14 @@ function createGroupRunner(
     const until = performance.now() + groupMs;
     let bytes = 0;
     for (const write of group) {
+      const now = performance.now();
+      if (progress.ran > 0 && (now > until || bytes + write.bytes > GROUP_BYTES_MAX)) break;
       bytes += write.bytes;
-      if (progress.ran > 0 && bytes > GROUP_BYTES_MAX) break;
       progress.ran += 1;
       const command = commandOf(write, isolated);
-      progress.answers.push(
-        command === null ? await runAwaited(write, isolated, progress) : runCommand(write, command, progress),
-      );
-      if (performance.now() > until) break;
+      if (now >= write.until) progress.answers.push(() => write.reject(tooLate()));
+      else if (command !== null) progress.answers.push(runCommand(write, command, progress));
+      else progress.answers.push(await runAwaited(write, isolated, progress));
     }
   }
 
@@ -230,8 +232,7 @@ export function createGroupCommit(options: GroupOptions) {
       return true;
     } catch (error) {
       busySince ??= performance.now();
-      // A command or a backup may hold the write lock for this long before writes are refused.
-      if (isSqliteBusy(error) && performance.now() - busySince < 4_000) return false;
+      if (isSqliteBusy(error) && performance.now() - busySince < BUSY_MS_MAX) return false;
       busySince = undefined;
       await inSlices(queue.all(), (write) => write.reject(sqliteFailure(error)));
       return false;
@@ -259,26 +260,26 @@ export function createGroupCommit(options: GroupOptions) {
     else setTimeout(runGroup, 20);
   }
 
-  function enter<T>({ tenant, mayFail, bytes, job }: Omit<WaitingWrite, "resolve" | "reject">): Promise<T> {
+  function enter<T>({ tenant, mayFail, bytes, job }: Omit<WaitingWrite, "until" | "resolve" | "reject">): Promise<T> {
     if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
     if (share.take(tenant) !== null) return Promise.reject(unavailable(new Error("too many writes wait")));
-    return new Promise<T>((resolve, reject) => {
-      queue.add({
-        tenant,
-        mayFail,
-        bytes,
-        job,
-        resolve(value) {
-          share.giveBack(tenant);
-          resolve(value as T);
-        },
-        reject(error) {
-          share.giveBack(tenant);
-          reject(error);
-        },
-      });
+    // The wait of a request is counted here and not by countWait, which would cost each write a promise of its own.
+    const request = actingRequest();
+    const now = performance.now();
+    const until = request === null ? Number.POSITIVE_INFINITY : request.beginWait(now);
+    const ending = <A>(tell: (answer: A) => void) =>
+      function end(answer: A): void {
+        share.giveBack(tenant);
+        request?.endWait(performance.now());
+        tell(answer);
+      };
+    const answer = new Promise<T>((resolve, reject) => {
+      const tell = { resolve: ending(resolve as (value: unknown) => void), reject: ending(reject) };
+      queue.add({ tenant, mayFail, bytes, job, until, ...tell });
       schedule();
     });
+    // A write that may wait longer needs no timer: it is refused before, when the write lock has been held for so long.
+    return until - now > BUSY_MS_MAX ? answer : within(until - now, answer);
   }
 
   return {
@@ -318,6 +319,8 @@ interface WaitingWrite {
   readonly mayFail: boolean;
   /** About how many bytes it stores. */
   readonly bytes: number;
+  /** Until when its request may wait for it, by performance.now(). Afterwards it is told as refused, and is not run. */
+  readonly until: number;
   resolve(value: unknown): void;
   reject(error: unknown): void;
 }
@@ -342,6 +345,8 @@ interface GroupOutcome {
   /** Whether the next group needs a savepoint for each write. */
   readonly isolated?: boolean;
 }
+
+const tooLate = () => unavailable(new Error("the request has waited for the database too long"));
 
 /** The outcome of a group of which nothing was stored: which writes are rejected, and which are retried. */
 function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: number): GroupOutcome {

@@ -4,6 +4,7 @@ import { chmodSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { count, sql } from "drizzle-orm";
 import { outcome, sqlitePlace } from "../../../test/support/stores/stores.ts";
+import { ActingRequest, actFor } from "../../kernel/wait.ts";
 import { acquireDataDirLock } from "../data-dir.ts";
 import type { Store, Tx } from "../store.ts";
 
@@ -100,6 +101,26 @@ describe("on SQLite alone", () => {
     other.close();
     await write;
     expect(await bodyIds()).toEqual(["inv_1"]);
+  });
+
+  test("while another process holds the lock, all writes of a request wait no longer than it may, and none is made later", async () => {
+    const other = new Database(join(place.dir, "tollgate.db"));
+    other.run("begin immediate");
+    const request = new ActingRequest("acme", 1_000);
+    const begun = performance.now();
+    const refused = await actFor(request, async () => {
+      const first = await outcome(addBody("inv_1", 10));
+      return [first, await outcome(addBody("inv_2", 10))];
+    });
+    // Without the bound, each of them is refused after the 4 s for which another process may hold the lock.
+    expect(performance.now() - begun).toBeLessThan(3_000);
+    expect(refused).toEqual(["unavailable", "unavailable"]);
+    request.liftBound();
+    const paid = actFor(request, () => addBody("inv_3", 10));
+    other.run("commit");
+    other.close();
+    await paid;
+    expect(await bodyIds()).toEqual(["inv_3"]);
   });
 
   test("a log that has been large once is moved each second again, and not at every look at it", async () => {

@@ -5,6 +5,7 @@ import bash from "highlight.js/lib/languages/bash";
 import javascript from "highlight.js/lib/languages/javascript";
 import json from "highlight.js/lib/languages/json";
 import python from "highlight.js/lib/languages/python";
+import typescript from "highlight.js/lib/languages/typescript";
 import yaml from "highlight.js/lib/languages/yaml";
 
 /** The exchanges of the examples: a request without a protocol version, its headers and its JSON body, and `→` before an answer. */
@@ -29,6 +30,7 @@ const shell = (hljs) => {
 
 highlighter.registerLanguage("sh", shell);
 highlighter.registerLanguage("js", javascript);
+highlighter.registerLanguage("ts", typescript);
 highlighter.registerLanguage("python", python);
 highlighter.registerLanguage("json", json);
 highlighter.registerLanguage("yaml", yaml);

@@ -70,13 +70,13 @@ function contentsHtml(): string {
   return siteHtml({ title: "The manual", description, below: "docs/", current: null, headings: [], main });
 }
 
-/** What a browser gets at an address below /docs that has no page. */
+/** What a browser gets at an address that has nothing. */
 function noPageHtml(): string {
   const main = `<h1>No such page</h1>
-<p>The manual has nothing at this address. Go to its <a href="../docs">contents</a> or its <a href="start">start</a>, or search
-it with the field above.</p>
+<p>Nothing is at this address. Go to the <a href="../">front page</a> of the gateway, to the <a href="../docs">contents</a> or the
+<a href="start">start</a> of its manual, or search the manual with the field on this page.</p>
 `;
-  const description = "The manual has nothing at this address";
+  const description = "Nothing is at this address";
   return siteHtml({ title: "No such page", description, below: "", current: null, headings: [], main });
 }
 
@@ -252,7 +252,7 @@ async function searchJson(): Promise<string> {
 /** The sections of a page, each in a turn: all pages in one piece would hold the event loop for 75 ms (measured). */
 export async function sectionsOf({ name, section, title, text: markdown }: Page): Promise<Section[]> {
   const sections: Section[] = [];
-  const weight = WEIGHTS[section] * (RARELY_WANTED.includes(name) ? 0.5 : 1);
+  const weight = WEIGHTS[section] * (RARELY_WANTED.includes(name) ? 0.2 : 1);
   for (const part of bodyPartsOf(markdown)) {
     const [heading, ...rest] = await inTurn(STRANGERS, () => marked.lexer(part));
     if (heading?.type !== "heading") continue;
