@@ -3,6 +3,8 @@ import { type AxeResults, source } from "axe-core";
 import type { Page } from "playwright-core";
 
 const CONTRAST = "color-contrast";
+/** The rule, beside that of contrast, whose outcome depends on how wide the page is. */
+const SCROLLING = "scrollable-region-focusable";
 
 /**
  * Runs in the browser: for each way in which text looks (its color, size and weight, and every ground behind it), the first few
@@ -44,6 +46,12 @@ const paleTexts = (page: Page) => broken(page, `{ include: ${TEXTS} }`, `runOnly
 
 /** The texts that are hard to see in the colors that the page has now. */
 export const contrastFindings = async (page: Page): Promise<string[]> => shown(await paleTexts(page));
+
+/** What can be wrong with a page at another width, where nothing was found at the first one. */
+export async function widthFindings(page: Page): Promise<string[]> {
+  const scrolling = await broken(page, "document", `runOnly: ["${SCROLLING}"]`);
+  return shown([...scrolling, ...(await paleTexts(page))]);
+}
 
 /** The rules that the page breaks, each with the elements that it is about. */
 export async function findings(page: Page, rulesAside: readonly string[] = []): Promise<string[]> {

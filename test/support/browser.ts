@@ -34,7 +34,8 @@ export interface Visit extends AsyncDisposable {
 
 export async function visit(browser: Browser, url: string, options: BrowserContextOptions = {}): Promise<Visit> {
   const { origin } = new URL(url);
-  const context = await browser.newContext(options);
+  // What moves is drawn dozens of times a second, which takes more than all that the tests do.
+  const context = await browser.newContext({ reducedMotion: "reduce", ...options });
   context.setDefaultTimeout(UI_MS_MAX);
   const [asked, strays, complaints]: [string[], string[], string[]] = [[], [], []];
   context.on("request", (request) => {

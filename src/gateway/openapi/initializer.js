@@ -1,16 +1,23 @@
 // Starts Swagger UI in the reader's browser, with what it lacks: it remembers the IDs of what was made and fills them into the
-// operations that are tried next, it offers what is there where an operation would replace it, it is dark where the system is, it
-// shows lines of JSON and heavy responses as text, and it can be used by the keyboard and with a screen reader.
+// operations that are tried next, it looks up IDs of what is there, it offers what is there where an operation would replace it, it
+// is dark where the system is, it shows every response without holding the page, and it can be used by the keyboard and with a
+// screen reader.
 
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
 const followSystem = () => document.documentElement.classList.toggle("dark-mode", systemIsDark.matches);
 followSystem();
 systemIsDark.addEventListener("change", followSystem);
 
-const operationsOf = (system) =>
-  Object.entries(system.specSelectors.specJson().toJS().paths ?? {}).flatMap(([path, methods]) =>
+/** The operations of the document, read once: they are asked for at every step of the reader. */
+const read = { document: undefined, operations: [] };
+const operationsOf = (system) => {
+  const document = system.specSelectors.specJson();
+  if (document === read.document) return read.operations;
+  const operations = Object.entries(document.get("paths")?.toJS() ?? {}).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, operation]) => ({ path, method, operation })),
   );
+  return Object.assign(read, { document, operations }).operations;
+};
 
 /**
  * The page calls only the gateway that it came from, so endpoints of other servers are shown but can't be tried. Neither can a
@@ -65,21 +72,36 @@ const forget = (id) => {
   for (const ids of Object.values(remembered)) ids.splice(0, ids.length, ...ids.filter((other) => other !== id));
 };
 
+/** The body of a response; null where that is no JSON. */
+const bodyIn = ({ text, headers }) => {
+  try {
+    return headers["content-type"]?.startsWith("application/json") ? JSON.parse(text) : null;
+  } catch {
+    return null;
+  }
+};
+
+const listIn = (body) => [body?.data, body?.credentials].find(Array.isArray) ?? [];
+
 /**
  * Learns from a response of this gateway. A list fills only what is not known yet. The body of a streamed call is the agent's,
  * which must not choose what the reader deletes next, so only the gateway's header counts there.
  */
-const learn = ({ url, status, headers, body: received }, method, path) => {
+const learn = (response, method, path) => {
+  const { url, status, headers } = response;
   const [called] = url.match(ID) ?? [];
-  const body = path.endsWith("/stream") ? null : received;
   if (method === "delete" && status === 204) return forget(called);
-  const answered = [body?.id, body?.invocation_id, headers["x-service-invocation-id"]];
+  const body = path.endsWith("/stream") ? null : bodyIn(response);
   const agent = path.startsWith("/v1/proxy/") ? called : body?.agent_id;
-  for (const id of answered) {
+  for (const id of [body?.id, body?.invocation_id, headers["x-service-invocation-id"]]) {
     if (method === "post") made.add(id);
     learnId(id, agent);
   }
-  const { id, agent_id } = [body?.data, body?.credentials].find(Array.isArray)?.[0] ?? {};
+  learnFirst(listIn(body));
+};
+
+const learnFirst = (list) => {
+  const { id, agent_id } = list.find(({ status, suspended }) => status === "active" && !suspended) ?? list[0] ?? {};
   if (typeof id === "string" && newest(prefixOf(id)) === undefined) learnId(id, agent_id);
 };
 
@@ -92,14 +114,17 @@ const learnId = (id, agent) => {
 const newest = (prefix, isWanted = () => true) => remembered[prefix]?.find(isWanted);
 
 /**
- * The ID for a parameter, by the prefix in its pattern. An operation on an invocation needs the agent of that invocation. One that
- * changes or ends what it names gets only what was made on this page, so that no click changes what the reader found there.
+ * An operation that changes or ends what it names gets only what was made on this page, so that no click changes what the reader
+ * found there.
  */
-const idFor = ({ schema }, { method, operation: { parameters, operationId } }) => {
-  const isChange = ["put", "patch", "delete"].includes(method) || operationId.startsWith("cancel");
-  const isWanted = isChange ? (id) => made.has(id) : undefined;
+const isChange = ({ method, operation: { operationId } }) =>
+  ["put", "patch", "delete"].includes(method) || operationId.startsWith("cancel");
+
+/** The ID for a parameter, by the prefix in its pattern. An operation on an invocation needs the agent of that invocation. */
+const idFor = ({ schema }, described) => {
+  const isWanted = isChange(described) ? (id) => made.has(id) : undefined;
   const prefix = /^\^([a-z]+)_/.exec(schema?.pattern ?? "")?.[1];
-  const needsInvocation = parameters.some(({ name }) => name === "inv_id");
+  const needsInvocation = described.operation.parameters.some(({ name }) => name === "inv_id");
   return (prefix === "agt" && needsInvocation && agentOf.get(newest("inv", isWanted))) || newest(prefix, isWanted);
 };
 
@@ -114,18 +139,33 @@ const filledBody = (operation, body) => {
   return after;
 };
 
+/** What stands in the parameters that the page has filled in. */
+const filledParameters = new Map();
+
+const fillParameter = ({ path, method }, { name, in: place }, value, system) => {
+  const key = [method, path, name].join(" ");
+  if ((filledParameters.get(key) ?? "") === value) return;
+  filledParameters.set(key, value);
+  system.specActions.changeParam([path, method], name, place, value);
+};
+
+const fillBody = (described, system) => {
+  const { path, method, operation } = described;
+  const value = operation.requestBody && system.oas3Selectors.requestBodyValue(path, method);
+  if (typeof value !== "string" || replacesOne(described, system)) return;
+  const filled = filledBody([method, path].join(" "), value);
+  if (filled !== value) system.oas3Actions.setRequestBodyValue({ value: filled, pathMethod: [path, method] });
+};
+
 /** Fills in what is known. What the reader typed into a parameter stays: the page keeps that apart. */
 const fillIn = (system, session) => {
   for (const described of operationsOf(system)) {
-    const { path, method, operation } = described;
-    const { parameters = [], requestBody } = operation;
-    const fill = ({ name, in: place }, value) => system.specActions.changeParam([path, method], name, place, value);
-    for (const parameter of parameters) {
-      if (parameter.in === "path") fill(parameter, idFor(parameter, described) ?? "");
-      if (parameter.name === SESSION_HEADER && session !== undefined) fill(parameter, session);
+    for (const parameter of described.operation.parameters ?? []) {
+      const isSession = parameter.name === SESSION_HEADER && session !== undefined;
+      if (isSession) fillParameter(described, parameter, session, system);
+      if (parameter.in === "path") fillParameter(described, parameter, idFor(parameter, described) ?? "", system);
     }
-    const value = requestBody && system.oas3Selectors.requestBodyValue(path, method);
-    if (typeof value === "string") system.oas3Actions.setRequestBodyValue({ value, pathMethod: [path, method] });
+    fillBody(described, system);
   }
 };
 
@@ -135,15 +175,47 @@ const replacesOne = ({ path, method }, system) =>
   !path.includes("{") &&
   system.specSelectors.specJson().hasIn(["paths", path, "get"]);
 
-const CURRENT_MS_MAX = 2_000;
+const LOOK_UP_MS_MAX = 2_000;
+const tokenOf = (system) => system.authSelectors.authorized().getIn(["bearer", "value"]);
+
+/** What the gateway has at the path for the reader's token: null if nothing, and undefined if that can't be told. */
+const whatIsAt = async (path, system) => {
+  const asked = tokenOf(system);
+  if (asked === undefined) return;
+  const headers = { authorization: `Bearer ${asked}` };
+  const found = await fetch(path, { headers, signal: AbortSignal.timeout(LOOK_UP_MS_MAX) })
+    .then((response) => (response.status === 404 ? null : response.ok ? response.json() : undefined))
+    .catch(() => undefined);
+  return tokenOf(system) === asked ? found : undefined;
+};
+
+/** Where the IDs of each kind are listed, the newest first. */
+const LISTS = { agt: "/v1/agents?limit=100", cred: "/v1/credentials", inv: "/v1/invocations?limit=100" };
+/** The kinds of IDs that were remembered before the reader gave another token, perhaps that of another tenant. */
+const unsure = new Set();
+
+/** Looks up the IDs that the operation needs and that are not known, and forgets those that are not there for this token. */
+const lookUpIds = async (described, system) => {
+  const { parameters, requestBody } = described.operation;
+  const named = JSON.stringify([parameters, requestBody]).match(/\b(?:agt|cred|inv)(?=_)/g) ?? [];
+  const isWanted = (prefix) => unsure.has(prefix) || (newest(prefix) === undefined && !isChange(described));
+  const lookUp = async (prefix) => {
+    const found = await whatIsAt(LISTS[prefix], system);
+    if (!found) return;
+    unsure.delete(prefix);
+    const ids = new Set(listIn(found).map(({ id }) => id));
+    for (const id of remembered[prefix].filter((id) => !ids.has(id))) forget(id);
+    learnFirst(listIn(found));
+  };
+  await Promise.all([...new Set(named)].filter(isWanted).map(lookUp));
+  fillIn(system);
+};
+
 /** What stands in place of the example in operations that replace something, by their paths. */
 const offered = new Map();
 
-/** The example of an operation's body, with the newest IDs; null until the operation has been opened. */
-const exampleOf = (system, path, method) => {
-  const example = system.oas3Selectors.selectDefaultRequestBodyValue(path, method);
-  return example && withNewest(example);
-};
+/** The example of an operation's body; null until the operation has been opened. */
+const exampleOf = (system, path, method) => system.oas3Selectors.selectDefaultRequestBodyValue(path, method);
 
 /** The fields of `current` that the body of the operation has; null when it lacks one that the body must have. */
 const bodyOf = (current, { operation }, system) => {
@@ -161,24 +233,26 @@ const bodyOf = (current, { operation }, system) => {
  */
 const offerCurrent = async (described, system) => {
   const { path, method } = described;
-  const token = () => system.authSelectors.authorized().getIn(["bearer", "value"]);
   const isOurs = () => {
     const shown = system.oas3Selectors.requestBodyValue(path, method);
     return !shown || shown === offered.get(path) || shown === exampleOf(system, path, method);
   };
-  const asked = token();
-  if (asked === undefined || !isOurs()) return;
-  const headers = { authorization: `Bearer ${asked}` };
-  const current = await fetch(path, { headers, signal: AbortSignal.timeout(CURRENT_MS_MAX) })
-    .then((response) => (response.status === 404 ? null : response.ok && response.json()))
-    .catch(() => false);
-  if (token() !== asked || !isOurs()) return;
+  if (tokenOf(system) === undefined || !isOurs()) return;
+  const current = await whatIsAt(path, system);
+  if (!isOurs()) return;
   const body = current && bodyOf(current, described, system);
   if (body === null) offered.delete(path);
-  else offered.set(path, JSON.stringify(body || {}, null, 2));
+  else offered.set(path, JSON.stringify(body ?? {}, null, 2));
   const value = offered.get(path) ?? exampleOf(system, path, method);
   if (value) system.oas3Actions.setRequestBodyValue({ value, pathMethod: [path, method] });
 };
+
+/** Puts into an operation that is open, or about to be, what the gateway has for it. */
+const prepare = (described, system) =>
+  replacesOne(described, system) ? offerCurrent(described, system) : lookUpIds(described, system);
+
+const isOpen = ({ operation: { tags, operationId } }, system) =>
+  [...tags, CLEAN_UP].some((tag) => system.layoutSelectors.isShown(["operations", tag, operationId], false));
 
 /**
  * The part of the document below `path`, with the schemas in place of their references. The library does so by
@@ -194,6 +268,19 @@ const resolveSubtree = async ({ components, ...document }, path, { baseDoc }) =>
     return { ...resolved(components.schemas[$ref.split("/").at(-1)]), ...shown, $$ref: baseDoc + $ref };
   };
   return { spec: resolved(path.reduce((part, key) => part?.[key], { components, ...document })), errors: [] };
+};
+
+/** Components of the library that it would render anew, each of them, whenever anything on the page changes. */
+const rendersLess = {
+  /** A closed operation shows its summary alone. */
+  OperationContainer: (Operation) =>
+    class extends Operation {
+      shouldComponentUpdate(next) {
+        const shown = ["isShown", "isAuthorized", "response"];
+        return this.props.isShown || shown.some((name) => next[name] !== this.props[name]);
+      }
+    },
+  Markdown: (Markdown, { React }) => React.memo(Markdown, (before, after) => before.source === after.source),
 };
 
 /** Components of the library, changed so that no control stands within another one and no level of headings is left out. */
@@ -222,38 +309,62 @@ const wrapComponents = {
       element("div", null, element("h4", null, "Client certificate"), element("p", null, schema.get("description"))),
 };
 
-const LETTERS_MAX = 200_000;
+/** The highlighter makes an element of each word. */
+const HIGHLIGHTED_LETTERS_MAX = 20_000;
+const SHOWN_LETTERS_MAX = 100_000;
 const DEPTH_MAX = 100;
 
-/** Whether the highlighter, which makes an element of each word and of each level, would hold the page for long. */
-const isHeavy = (text) => {
-  if (typeof text !== "string") return false;
-  if (text.length > LETTERS_MAX) return true;
-  let depth = 0;
-  for (const [bracket] of text.matchAll(/[[\]{}]/g)) {
-    depth += "[{".includes(bracket) ? 1 : -1;
-    if (depth > DEPTH_MAX) return true;
+const isShallow = (value, levels) =>
+  typeof value !== "object" ||
+  (levels > 0 && Object.values(value ?? {}).every((inner) => isShallow(inner, levels - 1)));
+
+/** Whether the text is JSON that can be laid out, with a line for each value, and highlighted. */
+const isLightJson = (text) => {
+  if (text.length > HIGHLIGHTED_LETTERS_MAX) return false;
+  try {
+    return isShallow(JSON.parse(text), DEPTH_MAX);
+  } catch {
+    return false;
   }
-  return false;
 };
 
-/** Components that show a heavy text as it came. */
+/**
+ * Components that show short JSON with highlights, and any other text as it came, cut where it is long. The buttons beside
+ * it copy and download the whole.
+ */
 const plainWhereHeavy = {
   responseBody:
     (Body, { React }) =>
-    (props) =>
-      React.createElement(Body, isHeavy(props.content) ? { ...props, contentType: "" } : props),
-  SyntaxHighlighter:
-    (Highlighter, { React: { createElement: element }, getComponent }) =>
-    ({ className, children, ...props }) =>
-      isHeavy(children)
-        ? element(getComponent("PlainTextViewer"), { className }, children)
-        : element(Highlighter, { ...props, className }, children),
+    (props) => {
+      const { content, contentType = "" } = props;
+      const isPlain = typeof content === "string" && !(/json\b/i.test(contentType) && isLightJson(content));
+      return React.createElement(Body, isPlain ? { ...props, contentType: "" } : props);
+    },
+  SyntaxHighlighter: (Highlighter, { React, getComponent }) => {
+    const { createElement: element, Fragment, memo } = React;
+    const Shown = ({ className, children, ...props }) => {
+      const { length } = children ?? "";
+      if (props.language && length <= HIGHLIGHTED_LETTERS_MAX)
+        return element(Highlighter, { ...props, className }, children);
+      const Plain = getComponent("PlainTextViewer");
+      if (length <= SHOWN_LETTERS_MAX) return element(Plain, { className }, children);
+      const [shown, all] = [SHOWN_LETTERS_MAX, length].map((count) => count.toLocaleString("en"));
+      const cut = `The first ${shown} of ${all} characters. Download has all of them.`;
+      return element(
+        Fragment,
+        null,
+        element("p", null, cut),
+        element(Plain, { className }, children.slice(0, SHOWN_LETTERS_MAX)),
+      );
+    };
+    const parts = ["children", "className", "language"];
+    return memo(Shown, (before, after) => parts.every((name) => before[name] === after[name]));
+  },
 };
 
 const Helper = {
   fn: { resolveSubtree },
-  wrapComponents: { ...wrapComponents, ...plainWhereHeavy },
+  wrapComponents: { ...wrapComponents, ...rendersLess, ...plainWhereHeavy },
   statePlugins: {
     layout: {
       wrapActions: {
@@ -261,10 +372,8 @@ const Helper = {
           (original, system) =>
           async (thing, isShown = true) => {
             const [, , opened, detail] = [thing].flat();
-            if (isShown && detail === undefined) {
-              const found = operationsOf(system).find(({ operation }) => operation.operationId === opened);
-              if (found !== undefined && replacesOne(found, system)) await offerCurrent(found, system);
-            }
+            const found = operationsOf(system).find(({ operation }) => operation.operationId === opened);
+            if (isShown && detail === undefined && found !== undefined) await prepare(found, system);
             return original(thing, isShown);
           },
       },
@@ -273,10 +382,8 @@ const Helper = {
       wrapActions: {
         authorize: (original, system) => (given) => {
           const result = original(given);
-          for (const described of operationsOf(system)) {
-            const isOpened = Boolean(system.oas3Selectors.requestBodyValue(described.path, described.method));
-            if (isOpened && replacesOne(described, system)) void offerCurrent(described, system);
-          }
+          for (const prefix of Object.keys(LISTS)) unsure.add(prefix);
+          for (const described of operationsOf(system)) if (isOpen(described, system)) void prepare(described, system);
           return result;
         },
       },
@@ -295,8 +402,7 @@ const Helper = {
           return original(document);
         },
         setResponse: (original, system) => (path, method, response) => {
-          // The page shows the text alone. The parsed body would be copied level by level, which fails where there are thousands.
-          const result = original(path, method, { ...response, body: undefined, obj: undefined });
+          const result = original(path, method, response);
           if (response.ok) {
             learn(response, method, path);
             fillIn(system, response.headers[SESSION_HEADER.toLowerCase()]);
@@ -310,8 +416,10 @@ const Helper = {
         setRequestBodyValue:
           (original, system) =>
           ({ value, pathMethod }) => {
-            const text = typeof value === "string" ? filledBody(pathMethod.join(" "), value) : value;
             const [path, method] = pathMethod;
+            // The example of a replacement names nothing that works. Else a click would set a facilitator that can't be removed.
+            const isFilled = typeof value === "string" && !replacesOne({ path, method }, system);
+            const text = isFilled ? filledBody([method, path].join(" "), value) : value;
             // The library puts the example into each operation that is opened.
             const isOffered = offered.has(path) && text === exampleOf(system, path, method);
             return original({ value: isOffered ? offered.get(path) : text, pathMethod });
@@ -321,11 +429,23 @@ const Helper = {
   },
 };
 
-const linesAsText = async (response) => {
-  const { data, headers } = response;
-  if (!headers["content-type"]?.startsWith("application/jsonl")) return response;
-  const text = data instanceof Blob ? await data.text() : data;
-  return { ...response, data: text, text, headers: { ...headers, "content-type": "text/plain" } };
+/**
+ * Asks as the library does, and gives it no text but bytes: it would read every text that is not JSON as YAML, and copy what it
+ * has read level by level, either of which can hold the page for minutes.
+ */
+const fetchBytes = async (url, options) => {
+  const response = await fetch(url, options);
+  return Object.assign(response, { text: () => response.blob() });
+};
+const askForBytes = (request) => (request.loadSpec ? request : Object.assign(request, { userFetch: fetchBytes }));
+
+const TEXT_TYPE = /(?:jsonl?|xml|yaml|text)\b/;
+
+const textOfBytes = async (response) => {
+  const { data, headers, body: _body, obj: _obj, parseError: _parseError, ...rest } = response;
+  if (!(data instanceof Blob) || !TEXT_TYPE.test(headers["content-type"])) return response;
+  const text = await data.text();
+  return { ...rest, headers, data: text, text };
 };
 
 /** Attributes that the library leaves out, by which screen readers tell fields and parts of the page apart. */
@@ -394,5 +514,6 @@ SwaggerUIBundle({
   // A token stays in the page's memory: the browser's storage would keep it after the page is closed.
   persistAuthorization: false,
   plugins: [Helper],
-  responseInterceptor: linesAsText,
+  requestInterceptor: askForBytes,
+  responseInterceptor: textOfBytes,
 });
