@@ -94,12 +94,12 @@ export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBina
 /** @param program the words that run a command of this program */
 const localToken = (
   program: string,
-) => `<p>Every call below <code>/v1</code> needs a token. This command, where the gateway runs, mints one:</p>
+) => `<p>Every request to <code>/v1</code> needs a token. Run this where the gateway runs:</p>
       <pre tabindex="0"><code>${program} token --tenant acme --user me</code></pre>
       <p>Paste it into <strong>Authorize</strong> in Swagger, or send it as <code>Authorization: Bearer …</code>. Make a
       <a href="docs/start">first call</a> with it, step by step.</p>`;
 
-const FOREIGN_TOKEN = `<p>Every call below <code>/v1</code> needs a token. Here the tokens come from an identity provider: ask who
+const FOREIGN_TOKEN = `<p>Every request to <code>/v1</code> needs a token. Here the tokens come from an identity provider: ask who
       runs the gateway.</p>`;
 
 const STATES = {
@@ -121,7 +121,7 @@ function pageHtml(version: string, isReady: boolean, token: string): string {
   <body>
     <main>
       <h1>${NAME}</h1>
-      <p>A gateway for agents: register an upstream, call it with a token, and let callers pay for it by x402.</p>
+      <p>A gateway for agents: register an upstream, call it with a token, and let callers pay for each call (x402).</p>
       <dl>
         <dt>Version</dt>
         <dd>${version}</dd>
@@ -129,7 +129,7 @@ function pageHtml(version: string, isReady: boolean, token: string): string {
         <dd>${isReady ? STATES.ready : STATES.notReady}</dd>
       </dl>
       <nav aria-label="Go on">
-        <a href="swagger"><strong>Try the API</strong> <span>Swagger: every operation, nearly all with a form to call it.</span></a>
+        <a href="swagger"><strong>Try the API</strong> <span>Swagger: try the API from your browser.</span></a>
         <a href="docs"><strong>Read the manual</strong> <span>First steps, how-to, reference, explanation.</span></a>
       </nav>
       <h2>A token</h2>

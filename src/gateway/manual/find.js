@@ -7,9 +7,11 @@ const COMPOUNDS = /[\p{L}\p{N}]+(?:[_-][\p{L}\p{N}]+)+/gu;
 /** Shorter words are other words when a letter is wrong: "port", "post". */
 const FUZZY_LETTERS_MIN = 6;
 
-/** Of a question, such as "how do I get paid". */
+/** Of a question, such as "how do I get paid" or "why did my call fail". "Without" is none: it turns a question round. */
 const SMALL = new Set(
-  "a an and are can do does for how i is it my of on or the to what when where which why with".split(" "),
+  "a an and are can did do does for forgot has how i is it my of on or the to what when where which why with".split(
+    " ",
+  ),
 );
 
 const wordsOf = (text) => text.toLowerCase().match(WORDS) ?? [];
@@ -40,12 +42,15 @@ export const OPTIONS = {
   },
 };
 
+/** A section that lists the whole question as one of its words is what the reader means. */
+const PHRASE_BOOST = { title: 8, words: 60, explained: 3, page: 2 };
+
 /** What a section must have for this word: the compound in one piece, or all of its parts. */
 function wordQuery(word) {
   const parts = wordsOf(word);
   if (parts.length === 1) return parts[0];
   // Parts that stand apart count for little: TOLLGATE_PORT is not "the tollgate's port".
-  const boost = { title: 2, words: 2, explained: 0.2, page: 0.2, text: 0.1 };
+  const boost = { title: 2, words: 0.2, explained: 0.2, page: 0.2, text: 0.1 };
   return { combineWith: "OR", queries: [parts.join(""), { combineWith: "AND", queries: parts, boost }] };
 }
 
@@ -67,7 +72,7 @@ const nameOf = (text) => wantedOf(wordsOf(text)).map(stem).join("");
 export function find(index, wanted) {
   const words = wanted.split(/\s+/).filter((word) => wordsOf(word).length > 0);
   const queries = wantedOf(words, isNameOrSmall).map(wordQuery);
-  const joined = wantedOf(words).length > 1 ? [nameOf(wanted)] : [];
+  const joined = wantedOf(words).length > 1 ? [{ queries: [nameOf(wanted)], boost: PHRASE_BOOST }] : [];
   const fuzzy = { fuzzy: (term) => term.length >= FUZZY_LETTERS_MIN && 0.2, maxFuzzy: 2 };
   const all = { combineWith: "OR", queries: [...joined, { combineWith: "AND", queries }] };
   for (const [query, options] of [

@@ -333,6 +333,22 @@ describe("the search of the manual", () => {
     ["logging", "operations#log"],
     ["custom CA", "configuration#variables-of-both-services"],
     ["demo", "install#from-source"],
+    ["invalid token", "troubleshooting#401-for-a-good-token"],
+    ["forgot token", "start#a-token"],
+    ["why did my call fail", "start#when-a-call-fails"],
+    ["install without docker", "install#binary-and-systemd"],
+    ["change price", "payments#set-a-price"],
+    ["change upstream url", "api#agents"],
+    ["multiple gateways", "replicas#several-gateways"],
+    ["stop gateway", "operations#shutdown"],
+    ["payment declined", "api#what-a-paid-call-is-answered"],
+    ["https certificate", "operations#tls"],
+    ["double charge", "api#idempotency-keys"],
+    ["response body base64", "start#a-call"],
+    ["completion", "configuration#commands"],
+    ["demo port", "install#from-source"],
+    ["account add", "payments#start-a-facilitator"],
+    ["websocket", "streaming"],
   ])("shows for %p first %s", (words, id) => {
     expect(find(index, words)[0]?.id).toBe(id);
   });
