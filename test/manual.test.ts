@@ -39,7 +39,7 @@ const COVERED = `(() => {
 
 /**
  * Runs in the browser: how many blocks of code the page has and how many buttons for them, the lines of code that a
- * button lies over, and the blocks whose code a button leaves too little width.
+ * button lies over, the blocks whose code a button leaves less than the whole width, and the tables that a phone cuts off.
  */
 const BENEATH_BUTTONS = `(() => {
   const buttons = [...document.querySelectorAll(".code button")];
@@ -62,8 +62,9 @@ const BENEATH_BUTTONS = `(() => {
     return found;
   });
   const blocks = [...document.querySelectorAll(".code")];
-  const narrow = blocks.filter((block) => block.querySelector("pre").clientWidth < block.clientWidth * 0.85);
-  return { buttons: buttons.length, blocks: blocks.length, lines: lines.concat(narrow.map((block) => block.textContent)) };
+  const narrow = blocks.filter((block) => block.querySelector("pre").clientWidth < block.clientWidth);
+  const cut = [...document.querySelectorAll(".table")].filter((table) => table.scrollWidth > table.clientWidth);
+  return { cut: cut.map((table) => table.textContent), buttons: buttons.length, blocks: blocks.length, lines: lines.concat(narrow.map((block) => block.textContent)) };
 })()`;
 
 /** Runs in the browser: the ring around what has the focus, and whether all four corners of the ring can be seen. */
@@ -81,6 +82,7 @@ const FOCUS = `(() => {
 })()`;
 
 interface Beneath {
+  cut: string[];
   buttons: number;
   blocks: number;
   lines: string[];
@@ -123,8 +125,10 @@ browserSuite(`the manual in a browser${whyNoBrowser}`, () => {
         await page.emulateMedia({ colorScheme });
         expect(await page.evaluate<number>("document.documentElement.scrollWidth")).toBe(viewport.width);
         expect(await styleOf(page, "body", "backgroundColor")).toBe(GROUNDS[colorScheme]);
-        const { buttons, blocks, lines } = await page.evaluate<Beneath>(BENEATH_BUTTONS);
+        const { cut, buttons, blocks, lines } = await page.evaluate<Beneath>(BENEATH_BUTTONS);
         expect([buttons, lines]).toEqual([blocks, []]);
+        // A wider window shows by a bar that a table goes on.
+        if (viewport === PHONE) expect(cut).toEqual([]);
         expect(await (viewport === PHONE ? findings : widthFindings)(page)).toEqual([]);
       }
       expect([strays, complaints]).toEqual([[], []]);

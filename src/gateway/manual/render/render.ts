@@ -183,14 +183,15 @@ const RENDERER: RendererObject = {
   },
   table({ header, rows }: Tokens.Table) {
     const cellsOf = (cells: readonly Tokens.TableCell[], isHead: boolean) =>
-      cells.map(({ tokens }) => {
+      cells.map(({ tokens }, at) => {
         const inner = this.parser.parseInline(tokens);
         // A header cell without a text names nothing.
-        return isHead && inner !== "" ? `<th scope="col">${inner}</th>` : `<td>${inner}</td>`;
+        if (isHead) return inner === "" ? "<td></td>" : `<th scope="col">${inner}</th>`;
+        return `<td data-column="${Bun.escapeHTML(header[at]?.text.replaceAll("`", "") ?? "")}">${inner}</td>`;
       });
     const head = `<thead>\n<tr>${cellsOf(header, true).join("")}</tr>\n</thead>\n`;
     const body = rows.map((row) => `<tr>${cellsOf(row, false).join("")}</tr>\n`).join("");
-    // Wide tables scroll by themselves, so that the page fits on a phone.
+    // Wide tables scroll by themselves, so that the page fits in a narrow window.
     return `<div class="table" tabindex="0"><table>\n${head}<tbody>\n${body}</tbody>\n</table></div>\n`;
   },
   html({ text }: Tokens.HTML | Tokens.Tag) {
