@@ -29,8 +29,6 @@ import { addCount, type Counts, changedCounts } from "../totals.ts";
 
 /** How long a group may run, so that its first write waits little and the event loop is not held for long. */
 const GROUP_MS_MAX = 10;
-/** A command or a backup may hold the write lock for this long before writes are refused. */
-const BUSY_MS_MAX = 4_000;
 
 interface GroupOptions {
   /** The process's only writing connection; nothing else may run on it while a group runs. */
@@ -233,7 +231,7 @@ export function createGroupCommit(options: GroupOptions) {
       return true;
     } catch (error) {
       busySince ??= performance.now();
-      if (isSqliteBusy(error) && performance.now() - busySince < BUSY_MS_MAX) return false;
+      if (isSqliteBusy(error) && performance.now() - busySince < MAX.storeLockMs) return false;
       busySince = undefined;
       await inSlices(queue.all(), (write) => write.reject(sqliteFailure(error)));
       return false;
@@ -363,8 +361,8 @@ interface GroupOutcome {
   readonly isolated?: boolean;
 }
 
-/** How often those are looked for whose request may wait no longer: thousands may wait. */
-const LATE_LOOK_MS = 100;
+/** Between two looks for those whose request may wait no longer, in milliseconds: thousands may wait. */
+const LOOK_PAUSE = 100;
 
 /** The waiting writes of requests, each of which may wait for the database for so long in all. */
 function createBoundedWrites() {
@@ -381,7 +379,7 @@ function createBoundedWrites() {
     /** Refuses those whose time is over. A group that comes to one passes over it. */
     async refuseLate(): Promise<void> {
       const now = performance.now();
-      if (now - lookedAt < LATE_LOOK_MS) return;
+      if (now - lookedAt < LOOK_PAUSE) return;
       lookedAt = now;
       const late = [...untilOf].filter(([, until]) => until <= now);
       const why = unavailable(new Error("the request has waited for the database too long"));
