@@ -4,6 +4,7 @@
 import { Elysia, NotFoundError } from "elysia";
 import { Fault, methodNotAllowed } from "../core/fault.ts";
 import { suggest } from "../core/text.ts";
+import { MAX } from "../kernel/limits.ts";
 import { STATUS } from "./responses.ts";
 
 /** Carries what a route threw past Elysia, which would answer with the error's own message. */
@@ -41,7 +42,7 @@ export function createRouter(app: RoutedApp) {
    * @throws at once or as rejection: what the route throws; Fault `not_found` or `method_not_allowed` if there is no route
    */
   return (request: Request, path: string, missing?: Missing): Response | Promise<Response> => {
-    if (!isDecodable(path)) throw noSuchRoute();
+    if (path.length > MAX.pathCharacters || !isDecodable(path)) throw noSuchRoute();
     const rethrown = (response: Response): Response | Promise<Response> => {
       const thrown = (request as RoutedRequest)[THROWN];
       if (thrown === undefined) return response;

@@ -88,6 +88,7 @@ test("a misspelt path is answered with the one that it is near to, and a long on
   expect(await errorOf("/v1/things/")).toBe("no such route; did you mean /v1/things?");
   expect(await errorOf("/v1/other")).toBe("no such route");
   expect(await errorOf(`/v1/${"things".repeat(20)}`)).toBe("no such route");
+  expect(await errorOf(`/v1${"/x".repeat(300)}/thing`)).toBe("no such route");
 });
 
 test("a path without the prefix of the API, or with another, an extension or a plural, is answered with the route meant", async () => {

@@ -104,6 +104,8 @@ const REQUESTS = {
   retryAfterSeconds: count(60, "each", "a shorter time", "seconds of `Retry-After`"),
   agentsSearched: count(10_000, "each", "it asks for the ID", "agents in which `tollgate call` looks for a name"),
   pageItems: count(100, "each", "fewer items", "items on a page of a list"),
+  // More than any route needs, whose IDs may be percent-encoded. What looks for a route takes time by the path's length.
+  pathCharacters: characters(512, "each", "404", "path of a request"),
   searchCharacters: characters(256, "each", "400", "`q` of the list of agents"),
   plainConnections: count(256, "process", "an idle one is closed", "connections of the metrics or plain port"),
   plainPipelined: count(16, "each", "closed", "requests that wait on a connection of the metrics or plain port"),
@@ -125,7 +127,7 @@ const CALLS = {
   agentMcpConnections: count(1_024, "agent", "waits, then 503", "MCP messages and streams that are no calls"),
   resumedStreams: count(2_048, "process", "503", "resumed streams of calls that were accepted earlier"),
   // A caller holds its connection while it waits, so it does not wait for long.
-  streamWaitMs: ms(10_000, "each", "503", "time that a caller waits for the slot of a stream"),
+  streamWaitMs: ms(9_000, "each", "503", "time that a caller waits for the slot of a stream"),
   streamsWaiting: count(4_096, "process", "503", "callers that wait for the slot of a stream"),
   agentStreamsWaiting: count(256, "agent", "503", "callers that wait for the slot of a stream"),
   callerSilenceMs: ms(300_000, "each", "the stream ends", "time that a caller leaves a stream unread"),
@@ -151,6 +153,8 @@ const CALLS = {
   storeFirstReaders: count(3, "process", "waits, then 503", "connections for urgent reads"),
   storeCounters: count(3, "process", "waits, then 503", "connections for shared counters"),
   // From the wait for a connection to the answer; the interface promises 10 s.
+  // A command or a backup holds it for a moment.
+  storeLockMs: ms(4_000, "process", "503", "time that another process may hold SQLite's write lock"),
   storeMs: ms(9_000, "each", "503", "waits of a request for the database, together; one read or write of other work"),
   spans: count(4_096, "process", "dropped, and counted", "spans that wait for the collector"),
   revokedUsers: count(50_000, "process", "refused", "users whose tokens are revoked"),

@@ -8,6 +8,8 @@ import {
   UPSTREAM_URL,
   useCatalog,
 } from "../../../test/support/stores/catalog.ts";
+import { unavailable } from "../../storage/failures.ts";
+import type { Store } from "../../storage/store.ts";
 import { findAgent } from "./store.ts";
 
 const { catalog, send, create, made } = useCatalog();
@@ -75,6 +77,33 @@ describe("changing an agent", () => {
       invocation_rate_limit: rate,
       invocation_burst: burst,
     });
+  });
+
+  test("what is durable is told as done, though nothing can be read from then on (by a stand-in for a store that goes away)", async () => {
+    const { store } = catalog();
+    const { read, write } = store;
+    let isAway = false;
+    const orAway = () => {
+      if (isAway) throw unavailable(new Error("away"));
+      return read;
+    };
+    const thenAway: Store["write"] = (work, options) =>
+      write(work, options).finally(() => {
+        isAway = true;
+      });
+    Object.defineProperties(store, {
+      read: { get: orAway, configurable: true },
+      write: { value: thenAway, configurable: true },
+    });
+    try {
+      const created = await send("POST", "/v1/agents", fresh());
+      expect([created.status, isAway]).toEqual([201, true]);
+      const changed = await patch(created.body.id, { description: "d" });
+      expect([changed.status, changed.body.description]).toEqual([200, "d"]);
+      expect((await send("GET", `/v1/agents/${created.body.id}`)).status).toBe(503);
+    } finally {
+      Object.defineProperties(store, { read: { value: read }, write: { value: write } });
+    }
   });
 
   test("a PATCH without fields changes nothing", async () => {

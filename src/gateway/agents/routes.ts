@@ -1,6 +1,7 @@
 // The HTTP routes of agents and their documentation.
 
 import { Type } from "@sinclair/typebox";
+import type { Caller } from "../../core/call.ts";
 import { invalidField, overQuota } from "../../core/fault.ts";
 import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
@@ -12,7 +13,7 @@ import { scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
 import type { Network } from "../../x402/network.ts";
 import type { AgentFilter } from "./lists.ts";
-import { agentCreate, agentPage, agentPatch, agentShape, agentView } from "./model.ts";
+import { type AgentRow, agentCreate, agentPage, agentPatch, agentShape, agentView } from "./model.ts";
 import { type AgentDeps, createAgentService } from "./service.ts";
 
 const EXAMPLE = {
@@ -163,11 +164,15 @@ export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network
   const service = createAgentService(deps);
   const listed = list(network);
 
-  /** Reads the agent only when the response may use memory, even after a write that returned it. */
-  function shown(request: Request, id: string, status: "ok" | "created" = "ok"): Promise<Response> {
+  /** @param read is called when the response may use memory */
+  function shown(
+    request: Request,
+    read: (caller: Caller) => AgentRow | Promise<AgentRow>,
+    status: "ok" | "created" = "ok",
+  ) {
     const { caller, responses } = scopeOf(request);
     const { tenant } = caller;
-    return responses.respondJson({ tenant, request, status }, async () => agentView(await service.get(caller, id)));
+    return responses.respondJson({ tenant, request, status }, async () => agentView(await read(caller)));
   }
 
   return routes()
@@ -175,8 +180,9 @@ export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network
       "/v1/agents",
       async ({ request }) => {
         const body = await readCreate(request);
-        const { id } = await service.create(scopeOf(request).caller, body);
-        return shown(request, id, "created");
+        const created = await service.create(scopeOf(request).caller, body);
+        // Not read again: a read that failed would tell a write as refused which is durable.
+        return shown(request, () => created, "created");
       },
       { parse: "none", detail: create(network) },
     )
@@ -192,13 +198,15 @@ export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network
       },
       { detail: listed },
     )
-    .get("/v1/agents/:id", ({ request, params }) => shown(request, params.id), { detail: get(network) })
+    .get("/v1/agents/:id", ({ request, params }) => shown(request, (caller) => service.get(caller, params.id)), {
+      detail: get(network),
+    })
     .patch(
       "/v1/agents/:id",
       async ({ request, params }) => {
         const body = await readPatch(request);
-        const { id } = await service.patch(scopeOf(request).caller, params.id, body);
-        return shown(request, id);
+        const changed = await service.patch(scopeOf(request).caller, params.id, body);
+        return shown(request, () => changed);
       },
       { parse: "none", detail: patch(network) },
     )

@@ -95,7 +95,7 @@ export async function capturedBodies(reader: Reader, row: InvocationRow): Promis
 }
 
 export async function capturedResponse(reader: Reader, row: InvocationRow): Promise<Uint8Array | null> {
-  if (!row.body_captured || row.completed_at === null) return null;
+  if (!row.body_captured || row.completed_at === null || row.resp_size === null) return null;
   const key = { tenant: row.tenant, id: row.id };
   const bodies = await responseById(reader, key);
   return bodies?.response ?? capturedStart(reader, key, "response", row.resp_size);

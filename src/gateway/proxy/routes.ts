@@ -52,12 +52,17 @@ export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "
 
 const hasEnded = () => new Fault("conflict", "the invocation has already ended");
 
-/** @throws Fault `conflict` when the call has ended */
-function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: InvocationKey): Promise<void> {
+/**
+ * The call as it has ended. Read by the write itself: a read that failed after it would tell a call as not cancelled which is.
+ *
+ * @throws Fault `conflict` when the call had ended before
+ */
+function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: InvocationKey): Promise<InvocationRow> {
   const now = clock.now();
   return store.write(async (tx) => {
     if (!(await abandon(tx, key, "cancelled", now))) throw hasEnded();
     await payments.cancelled(tx, key, now);
+    return findInvocation(tx, key.tenant, key.id);
   });
 }
 
@@ -209,9 +214,9 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
         const key = { tenant: caller.tenant, id };
         // An ended call never changes, so no write is needed.
         if (isEnded(status)) throw hasEnded();
-        await cancelCall(options, key);
+        const cancelled = await cancelCall(options, key);
         options.stop(key.id);
-        return pollAnswer(store.read, request, await findCall(caller.tenant, params));
+        return pollAnswer(store.read, request, cancelled);
       },
       { parse: "none", detail: cancel },
     );

@@ -13,8 +13,8 @@ import { createTurnQueue } from "../../kernel/batch.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
-import { actingRequest, actingTenant } from "../../kernel/wait.ts";
-import { isSqliteBusy, sqliteCommitFailure, sqliteFailure, unavailable, within } from "../failures.ts";
+import { type ActingRequest, actingRequest, actingTenant } from "../../kernel/wait.ts";
+import { isSqliteBusy, sqliteCommitFailure, sqliteFailure, unavailable } from "../failures.ts";
 import {
   type Command,
   type CommandEffects,
@@ -29,8 +29,6 @@ import { addCount, type Counts, changedCounts } from "../totals.ts";
 
 /** How long a group may run, so that its first write waits little and the event loop is not held for long. */
 const GROUP_MS_MAX = 10;
-/** A command or a backup may hold the write lock for this long before writes are refused. */
-const BUSY_MS_MAX = 4_000;
 
 interface GroupOptions {
   /** The process's only writing connection; nothing else may run on it while a group runs. */
@@ -164,14 +162,14 @@ function createGroupRunner(
     const until = performance.now() + groupMs;
     let bytes = 0;
     for (const write of group) {
-      const now = performance.now();
-      if (progress.ran > 0 && (now > until || bytes + write.bytes > GROUP_BYTES_MAX)) break;
       bytes += write.bytes;
+      if (progress.ran > 0 && bytes > GROUP_BYTES_MAX) break;
       progress.ran += 1;
       const command = commandOf(write, isolated);
-      if (now >= write.until) progress.answers.push(() => write.reject(tooLate()));
-      else if (command !== null) progress.answers.push(runCommand(write, command, progress));
-      else progress.answers.push(await runAwaited(write, isolated, progress));
+      progress.answers.push(
+        command === null ? await runAwaited(write, isolated, progress) : runCommand(write, command, progress),
+      );
+      if (performance.now() > until) break;
     }
   }
 
@@ -218,6 +216,7 @@ export function createGroupCommit(options: GroupOptions) {
   const runner = createGroupRunner(options, commandOn);
   const queue = createGroupQueue();
   const share = createFairShare({ size: MAX.storeWaiting });
+  const bounded = createBoundedWrites();
   let scheduled = false;
   let closed = false;
   let isolated = false;
@@ -232,7 +231,7 @@ export function createGroupCommit(options: GroupOptions) {
       return true;
     } catch (error) {
       busySince ??= performance.now();
-      if (isSqliteBusy(error) && performance.now() - busySince < BUSY_MS_MAX) return false;
+      if (isSqliteBusy(error) && performance.now() - busySince < MAX.storeLockMs) return false;
       busySince = undefined;
       await inSlices(queue.all(), (write) => write.reject(sqliteFailure(error)));
       return false;
@@ -240,8 +239,10 @@ export function createGroupCommit(options: GroupOptions) {
   }
 
   async function runGroup(): Promise<void> {
+    await bounded.refuseLate();
     if (await begin()) {
-      const outcome = await runner.run(queue.next(), isolated);
+      const group = queue.next().filter((write) => !write.isOver());
+      const outcome = await runner.run(group, isolated);
       const { answers, retry } = outcome;
       isolated = outcome.isolated === true;
       if (retry.length > 0) queue.putBack(retry, isolated);
@@ -260,26 +261,20 @@ export function createGroupCommit(options: GroupOptions) {
     else setTimeout(runGroup, 20);
   }
 
-  function enter<T>({ tenant, mayFail, bytes, job }: Omit<WaitingWrite, "until" | "resolve" | "reject">): Promise<T> {
+  function enter<T>(asked: AskedWrite): Promise<T> {
     if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
-    if (share.take(tenant) !== null) return Promise.reject(unavailable(new Error("too many writes wait")));
+    if (share.take(asked.tenant) !== null) return Promise.reject(unavailable(new Error("too many writes wait")));
     // The wait of a request is counted here and not by countWait, which would cost each write a promise of its own.
     const request = actingRequest();
-    const now = performance.now();
-    const until = request === null ? Number.POSITIVE_INFINITY : request.beginWait(now);
-    const ending = <A>(tell: (answer: A) => void) =>
-      function end(answer: A): void {
-        share.giveBack(tenant);
-        request?.endWait(performance.now());
-        tell(answer);
-      };
-    const answer = new Promise<T>((resolve, reject) => {
-      const tell = { resolve: ending(resolve as (value: unknown) => void), reject: ending(reject) };
-      queue.add({ tenant, mayFail, bytes, job, until, ...tell });
-      schedule();
+    const { promise, resolve, reject } = Promise.withResolvers<unknown>();
+    const write = waitingWrite(asked, resolve, reject, () => {
+      share.giveBack(asked.tenant);
+      if (request !== null) bounded.remove(write, request);
     });
-    // A write that may wait longer needs no timer: it is refused before, when the write lock has been held for so long.
-    return until - now > BUSY_MS_MAX ? answer : within(until - now, answer);
+    if (request !== null) bounded.add(write, request);
+    queue.add(write);
+    schedule();
+    return promise as Promise<T>;
   }
 
   return {
@@ -310,7 +305,7 @@ export function createGroupCommit(options: GroupOptions) {
 
 type Run = (effects: CommandEffects) => unknown;
 
-interface WaitingWrite {
+interface AskedWrite {
   /** A command is synchronous and needs no `Tx`; a closure is given one. */
   readonly job: { readonly command: Run } | { readonly work: (tx: Tx) => Promise<unknown> };
   /** The tenant whose turn it takes; FOR_ALL for the process's own writes. */
@@ -319,10 +314,30 @@ interface WaitingWrite {
   readonly mayFail: boolean;
   /** About how many bytes it stores. */
   readonly bytes: number;
-  /** Until when its request may wait for it, by performance.now(). Afterwards it is told as refused, and is not run. */
-  readonly until: number;
+}
+
+interface WaitingWrite extends AskedWrite {
+  /** Whether its caller has been told already, so that it must not be run any more. */
+  isOver(): boolean;
   resolve(value: unknown): void;
   reject(error: unknown): void;
+}
+
+/** @param ended is called before the caller is told the outcome, which happens once */
+function waitingWrite(
+  asked: AskedWrite,
+  resolve: (value: unknown) => void,
+  reject: (error: unknown) => void,
+  ended: () => void,
+): WaitingWrite {
+  let isOver = false;
+  const tellBy = (tell: (outcome: unknown) => void) => (outcome: unknown) => {
+    if (isOver) return;
+    isOver = true;
+    ended();
+    tell(outcome);
+  };
+  return { ...asked, isOver: () => isOver, resolve: tellBy(resolve), reject: tellBy(reject) };
 }
 
 /** A write failed without a savepoint, so the whole group has to be rolled back. */
@@ -346,7 +361,32 @@ interface GroupOutcome {
   readonly isolated?: boolean;
 }
 
-const tooLate = () => unavailable(new Error("the request has waited for the database too long"));
+/** Between two looks for those whose request may wait no longer, in milliseconds: thousands may wait. */
+const LOOK_PAUSE = 100;
+
+/** The waiting writes of requests, each of which may wait for the database for so long in all. */
+function createBoundedWrites() {
+  const untilOf = new Map<WaitingWrite, number>();
+  let lookedAt = Number.NEGATIVE_INFINITY;
+  return {
+    add(write: WaitingWrite, request: ActingRequest): void {
+      untilOf.set(write, request.beginWait(performance.now()));
+    },
+    remove(write: WaitingWrite, request: ActingRequest): void {
+      untilOf.delete(write);
+      request.endWait(performance.now());
+    },
+    /** Refuses those whose time is over. A group that comes to one passes over it. */
+    async refuseLate(): Promise<void> {
+      const now = performance.now();
+      if (now - lookedAt < LOOK_PAUSE) return;
+      lookedAt = now;
+      const late = [...untilOf].filter(([, until]) => until <= now);
+      const why = unavailable(new Error("the request has waited for the database too long"));
+      await inSlices(late, ([write]) => write.reject(why));
+    },
+  };
+}
 
 /** The outcome of a group of which nothing was stored: which writes are rejected, and which are retried. */
 function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: number): GroupOutcome {

@@ -123,6 +123,36 @@ describe("on SQLite alone", () => {
     expect(await bodyIds()).toEqual(["inv_3"]);
   });
 
+  test("where the lock of another process comes and goes, what waits behind many writes is told in time too", async () => {
+    const other = new Database(join(place.dir, "tollgate.db"));
+    let isOver = false;
+    const pulses = (async () => {
+      while (!isOver) {
+        // A group may be under way.
+        while ((await outcome((async () => other.run("begin immediate"))())) !== "stored") await Bun.sleep(1);
+        await Bun.sleep(3_000);
+        other.run("commit");
+        // For a group or two, each of one of the bodies.
+        await Bun.sleep(20);
+      }
+    })();
+    // More than another process may hold the lock at a time.
+    const waitMsMax = 4_100;
+    const told = Array.from({ length: 40 }, async (_, i) => {
+      const begun = performance.now();
+      const told = await actFor(new ActingRequest("acme", waitMsMax), () => outcome(addBody(`inv_${i}`, 900_000)));
+      return { told, ms: performance.now() - begun };
+    });
+    const answers = await Promise.all(told);
+    isOver = true;
+    await pulses;
+    other.close();
+    expect(answers.filter(({ ms }) => ms > waitMsMax + 1_200)).toEqual([]);
+    expect(new Set(answers.map((answer) => answer.told))).toEqual(new Set(["stored", "unavailable"]));
+    const stored = answers.filter((answer) => answer.told === "stored").length;
+    expect(await bodyIds()).toHaveLength(stored);
+  });
+
   test("a log that has been large once is moved each second again, and not at every look at it", async () => {
     const file = join(place.dir, "tollgate.db");
     const logBytes = () => statSync(`${file}-wal`).size;
