@@ -123,7 +123,7 @@ yet (the wait ran out; standard error has the ID), 130 Ctrl-C (a polled call goe
   },
   "settlement set": {
     forms: [`--tenant T --facilitator URL --bundle FILE ${DATA}`],
-    summary: "say which facilitator collects a tenant's payments",
+    summary: "set the facilitator that collects a tenant's payments",
     about: `store the client certificate of a tenant (the bundle of tollgate pki client) as an encrypted credential, and name
 the facilitator that collects the tenant's payments; works while the gateway runs, and again for a new bundle`,
     run: async (line) => (await import("./cli/settlement.ts")).setSettlement(line),
@@ -189,7 +189,7 @@ and open its keys; no copy contains master.key, so keep that file too; --verify 
   },
   restore: {
     forms: [`[FILE] ${DATA}`],
-    summary: "put a copy back, or mark the database as restored, before the first start",
+    summary: "restore a backup, or mark a database as restored (before starting the service)",
     about: `run this once after a restore to an older state, before the first start: it ends the calls that were in flight in
 the copy, and refuses payments that were signed before; FILE, once checked, replaces the SQLite database`,
     run: async (line) => (await import("./cli/backup.ts")).restore(line),

@@ -63,7 +63,7 @@ export function loadConfig(
   const { values, sources, problems } = readValues(tables, flags, environment);
   for (const rule of rules) {
     if (problems.has(rule.name) || (rule.other !== null && problems.has(rule.other))) continue;
-    const problem = rule.problem(values);
+    const problem = rule.problem(values, (name) => environment[name] ?? "");
     if (problem !== false) problems.set(rule.name, `${sources.get(rule.name) ?? rule.name} ${problem}`);
   }
   // Certificates that expire soon: nothing else tells before every handshake fails.
@@ -296,8 +296,12 @@ const MUST_BE_QUOTED = "NAME=value with one quote at each end of the value, or w
  * and line to a problem that begins with the name of a variable, if the file has set it
  */
 export function withEnvFile(environment: Environment, path: string | undefined) {
-  const lines = new Map<string, string>();
-  const located = (problem: string) => problem.replace(/^\w+/, (name) => `${name}${lines.get(name) ?? ""}`);
+  const lines = new Map<string, readonly [where: string, hint: string]>();
+  const located = (problem: string) => {
+    const [name = ""] = /^\w+/.exec(problem) ?? [];
+    const [where, hint] = lines.get(name) ?? ["", ""];
+    return `${name}${where}${problem.slice(name.length)}${hint}`;
+  };
   if (path === undefined) return { environment, located, problems: [] };
   const file = resolve(path);
   let text: string;
@@ -314,10 +318,11 @@ export function withEnvFile(environment: Environment, path: string | undefined) 
     const [, name = "", written = ""] = ENV_LINE.exec(line) ?? [];
     const value = unquoted(written.trim());
     const must = name === "" ? MUST_BE_VARIABLE : MUST_BE_QUOTED;
-    if (name === "" || value === null) bad.push(`line ${index + 1} must be ${must}`);
+    const hint = commentHint(written);
+    if (name === "" || value === null) bad.push(`line ${index + 1} must be ${must}${hint}`);
     else if (!environment[name] && !environment[otherSource(name)]) {
       merged[name] = value;
-      lines.set(name, ` (line ${index + 1} of ${file})`);
+      lines.set(name, [` (line ${index + 1} of ${file})`, hint]);
     }
   }
   const problems = bad.slice(0, ENV_LINES_TOLD).map((problem) => `--env-file ${file}: ${problem}`);
@@ -329,6 +334,8 @@ export function withEnvFile(environment: Environment, path: string | undefined) 
 function otherSource(name: string): string {
   return name.endsWith("_FILE") ? name.slice(0, -"_FILE".length) : `${name}_FILE`;
 }
+
+const commentHint = (written: string) => (/\s#/.test(written) ? ": a comment needs a line of its own" : "");
 
 /** Null for a value with a quote that does not end, or that ends before the line does. */
 function unquoted(written: string): string | null {

@@ -34,7 +34,7 @@ interface Ended {
   readonly stderr: string;
 }
 
-async function runAt(url: string, args: readonly string[], token = "t"): Promise<Ended> {
+async function runAt(url: string, args: readonly string[], token = "t.t.t"): Promise<Ended> {
   const child = Bun.spawn(
     ["setpriv", "--pdeathsig", "KILL", "--", tollgateBinary(), "call", ...args, ...(url === "" ? [] : ["--url", url])],
     {
@@ -96,7 +96,9 @@ describe("an answer whose fields have other types than a gateway's", () => {
     test(`is told with status 3, as no call was made: a list with an ${what}`, async () => {
       const ended = await runOdd(["echo"], () => Response.json(list, { headers: HEADERS }));
       expect(ended).toMatchObject({ code: 3, stdout: "" });
-      expect(ended.stderr).toContain(`${told} is missing or not valid: check --url`);
+      expect(ended.stderr).toContain(
+        `is not a tollgate gateway: check --url (it answered 200, and ${told} is missing or not valid)`,
+      );
     });
   }
 });
@@ -178,7 +180,11 @@ test("a 409 without the ID of a call is a refusal", async () => {
         ? Response.json(ENDED, { headers: HEADERS })
         : Response.json({ error: "no" }, { status: 409, headers: HEADERS }),
     );
-    expect(ended).toMatchObject({ code: 3, stdout: "", stderr: expect.stringContaining("it answered 409: no") });
+    expect(ended).toMatchObject({
+      code: 3,
+      stdout: "",
+      stderr: expect.stringContaining("the gateway refused the call (409): no"),
+    });
   }
 });
 
@@ -207,9 +213,50 @@ test("a payment that is declined is told with its nonce, and until when it can b
     });
     expect(ended).toMatchObject({ code: 3, stdout: "" });
     expect(ended.stderr).toMatch(
-      new RegExp(`${status}: declined .*; .*payment_nonce ${nonce}, .*until 20\\d\\d-.*Z\n$`),
+      new RegExp(`\\(${status}\\): declined .*; .*payment_nonce ${nonce}, .*until 20\\d\\d-.*Z\n$`),
     );
   }
+});
+
+describe("a paid call", () => {
+  const terms = {
+    ...{ scheme: "exact", network: "base", maxAmountRequired: "50000", resource: "http://g.test/" },
+    ...{ asset: BASE.token.address, payTo: `0x${"11".repeat(20)}`, maxTimeoutSeconds: 60, description: "" },
+  };
+  const paid = (flags: readonly string[], view: (() => Response) | object, answer: () => Response) =>
+    runOdd([AGENT, "--payer-key-file", "payer", "--max-price", "0.05", ...flags], ({ method, url, headers }) => {
+      if (method === "GET" && url.includes("/invocations/"))
+        return typeof view === "function" ? view() : Response.json({ ...ENDED, ...view }, { headers: HEADERS });
+      if (method === "GET") return Response.json(ENDED, { headers: HEADERS });
+      if (headers.has("x-payment")) return answer();
+      return Response.json({ x402Version: 1, error: "pay", accepts: [terms] }, { status: 402, headers: HEADERS });
+    });
+
+  test("whose streamed response breaks off is told to have succeeded, with what became of its payment", async () => {
+    const early = `and the response of ${INVOCATION} ended early: [^\n]+\n$`;
+    const breaks = () => new Response("no gzip", { headers: { ...WITH_ID, "content-encoding": "gzip" } });
+    for (const [view, told] of [
+      [
+        { settlement: { status: "settled", tx_hash: "0xabc" } },
+        `^tollgate call: the call succeeded, its payment was taken \\(transaction 0xabc\\), ${early}`,
+      ],
+      [
+        { settlement: { status: "pending", tx_hash: null } },
+        `the call succeeded, its payment is open: don't pay again, ${early}`,
+      ],
+      [() => new Response(null, { status: 404, headers: HEADERS }), "unknown whether the payment of 0.05 USDC by 0x"],
+    ] as const) {
+      const ended = await paid(["--stream"], view, breaks);
+      expect(ended).toMatchObject({ code: 1, stderr: expect.stringMatching(new RegExp(told)) });
+    }
+  });
+
+  test("whose payment nobody collects gets a note", async () => {
+    const note = "tollgate call: note: the tenant has no facilitator: the payment was checked and not collected\n";
+    expect(await paid([], {}, accepted)).toEqual({ code: 0, stdout: "done", stderr: note });
+    const settlement = { status: "settled", tx_hash: "0x1" };
+    expect(await paid([], { settlement }, accepted)).toEqual({ code: 0, stdout: "done", stderr: "" });
+  });
 });
 
 test("--json prints no character that could control a terminal, and keeps what it stands for", async () => {
@@ -228,7 +275,10 @@ describe("where there is no gateway", () => {
   };
 
   test("what to do is told: where nothing listens, and where http and https are confused", async () => {
-    await told("http://127.0.0.1:1", "ECONNREFUSED: is tollgate serve running there? --url names another gateway");
+    await told(
+      "http://127.0.0.1:1",
+      "nothing listens at http://127.0.0.1:1: start the gateway (tollgate serve), or name another one with --url\n",
+    );
     const plain = startUpstream(() => new Response("?"));
     const mail = startRawUpstream((connection) => connection.write("220 mail.test ESMTP\r\n"));
     const secret = Bun.serve({
@@ -260,7 +310,7 @@ describe("where there is no gateway", () => {
       const ended = await runOdd(["echo"], answer);
       expect([ended.code, ended.stdout]).toEqual([3, ""]);
       expect(ended.stderr).toContain(`it answered ${answer().status}`);
-      expect(ended.stderr).toContain("check --url");
+      expect(ended.stderr).toMatch(/^tollgate call: http:\S+ is not a tollgate gateway: check --url \(/);
       expect(ended.stderr).not.toContain("the token has expired");
     }
   });

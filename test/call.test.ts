@@ -299,10 +299,12 @@ describe("a call that has not ended", () => {
     for (const wait of ["0", "1"]) {
       const waited = await run(["held", "--wait", wait]);
       expect(waited).toMatchObject({ code: 4, stdout: "" });
-      const why = wait === "0" ? "--wait is 0" : "--wait ran out";
+      const why = wait === "0" ? "--wait is 0" : "timed out waiting";
       const [, result = ""] =
-        / goes on as inv_\S+; GET (\S+) with the same token has its result\n$/.exec(waited.stderr) ?? [];
-      expect(waited.stderr).toStartWith(`tollgate call: ${why}, the call `);
+        / goes on as inv_\S+; its result: curl -H "Authorization: Bearer \$TOLLGATE_TOKEN" (\S+)\n$/.exec(
+          waited.stderr,
+        ) ?? [];
+      expect(waited.stderr).toStartWith(`tollgate call: ${why}: the call `);
       results.push(result);
     }
     release.resolve();
@@ -324,7 +326,7 @@ describe("a call that has not ended", () => {
     await proxy.stop();
     expect({ code, stdout }).toEqual({ code: 130, stdout: "" });
     expect(stderr).toMatch(
-      /^tollgate call: stopped: the call goes on as inv_\S+; GET \S+ with the same token has its result\n$/,
+      /^tollgate call: stopped: the call goes on as inv_\S+; its result: curl -H "Authorization: Bearer \$TOLLGATE_TOKEN" \S+\n$/,
     );
     release.resolve();
     const [id] = ID.exec(stderr) ?? [];
@@ -357,21 +359,25 @@ describe("the gateway takes no call, with status 3,", () => {
     expect(await run(["weather-report"])).toMatchObject(
       refusal("no agent is named weather-report; the tenant has pending,"),
     );
-    expect(await run([unknown])).toMatchObject(refusal("it answered 404: no such agent"));
-    expect(await run([unknown, "--stream"])).toMatchObject(refusal("it answered 404: no such agent"));
+    expect(await run([unknown])).toMatchObject(refusal("the gateway refused the call (404): no such agent"));
+    expect(await run([unknown, "--stream"])).toMatchObject(
+      refusal("the gateway refused the call (404): no such agent"),
+    );
     // It looks like an ID, and is none.
     expect(await run(["agt_1"])).toMatchObject(refusal("no agent is named agt_1; the tenant has"));
-    expect(await run(["pending"])).toMatchObject(refusal("it answered 422: "));
+    expect(await run(["pending"])).toMatchObject(refusal("the gateway refused the call (422): "));
   });
 
   test("of a token that it does not accept, of a tenant without agents, and where there is no gateway", async () => {
     const other = await gateway.token({ tenant: "other", user: "me" });
-    const env = { TOLLGATE_TOKEN: "not-a-token" };
-    expect(await run(["echo"], { env })).toMatchObject(refusal("it answered 401: the token has expired"));
+    const env = { TOLLGATE_TOKEN: "not.a.token" };
+    expect(await run(["echo"], { env })).toMatchObject(
+      refusal("the gateway refused the call (401): the token has expired"),
+    );
     expect(await run(["echo"], { env: { TOLLGATE_TOKEN: other } })).toMatchObject(refusal("has no agents"));
     const closed = "http://127.0.0.1:1";
     expect(await run(["echo"], { url: closed })).toMatchObject(
-      refusal(`no answer from ${closed}: 127.0.0.1:1: ECONNREFUSED: is`),
+      refusal(`nothing listens at ${closed}: start the gateway`),
     );
   });
 
@@ -422,7 +428,12 @@ function startOddGateway(answer: (payment: string | null, count: number) => Resp
   });
   return { ...server, posts };
 }
-const ENDED = { status: "succeeded", response_body_b64: btoa("done"), response_truncated: false, settlement: null };
+const ENDED = {
+  status: "succeeded",
+  response_body_b64: btoa("done"),
+  response_truncated: false,
+  settlement: { status: "settled" },
+};
 const accepted = () =>
   Response.json({ invocation_id: INVOCATION }, { status: 202, headers: { "x-service-invocation-id": INVOCATION } });
 /** Ends the connection without an answer. */
@@ -458,9 +469,9 @@ describe("nothing is signed", () => {
     try {
       const [noKey, noPrice] = [PAYING.toSpliced(1, 2), PAYING.slice(0, 3)];
       expect(await run(noKey, { url: odd.url })).toMatchObject(
-        refusal("there is no key to pay with: nothing was signed"),
+        refusal("there is no key to pay with: nothing was paid; to pay, add --payer-key-file FILE --max-price 0.05\n"),
       );
-      expect(await run(noPrice, { url: odd.url })).toMatchObject(refusal("--max-price is 0: nothing was signed"));
+      expect(await run(noPrice, { url: odd.url })).toMatchObject(refusal("--max-price is 0: nothing was paid"));
       expect(odd.posts.map(({ payment }) => payment)).toEqual([null, null]);
     } finally {
       await odd.stop();

@@ -156,7 +156,7 @@ describe("completion", () => {
 
   test.each(["zsh", "fish"])("describes a group of one command by that command in %s", async (shell) => {
     const { stdout } = await run(`completion ${shell}`);
-    expect(stdout).toMatch(/settlement.{1,6}say which facilitator/);
+    expect(stdout).toMatch(/settlement.{1,6}set the facilitator/);
     expect(stdout).toMatch(/keys.{1,6}renew every key/);
   });
 

@@ -9,6 +9,7 @@ import { issueCa, issueClient, issueServer } from "../src/cli/pki.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "./support/chain/facilitator.ts";
 import { openPayingTenant } from "./support/chain/paying.ts";
+import { ask, idOf } from "./support/gateway/api.ts";
 import { type DoctorRun, runDoctor, snapshot } from "./support/gateway/doctor.ts";
 import { eachDatabase, executeIn, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, runCommand, temporaryRoot } from "./support/gateway/process.ts";
@@ -134,9 +135,42 @@ eachDatabase((database) => {
       says(`facilitator ${facilitator.url} of tenant-\\d+$`),
     ]);
     expect(lines.find(({ what }) => what === "memory")?.text).toBe(
-      "at most 1040 MiB beside the program; tollgate help operations lists for what",
+      "up to 1040 MiB on top of the program itself (see tollgate help operations)",
+    );
+    expect(lines.at(-1)?.text).toBe(
+      "it answers and knows base; whether the tenant has an account there can't be seen from here (`tollgate account list` there)",
     );
     expect(stdout).not.toMatch(/vault-token|never shown|test-only/);
+  });
+
+  test("tenants that have a price and nobody who collects it are named, a few of them", async () => {
+    const price = { amount: "1", asset: "USDC", network: "base", pay_to: `0x${"11".repeat(20)}` };
+    const upstream = { upstream_url: "http://127.0.0.1:1/", pricing: price };
+    const made: (readonly [token: string, id: string])[] = [];
+    for (const [tenant, name] of [
+      ["none-1", "a"],
+      ["none-1", "b"],
+      ["none-2", "a"],
+      ["none-3", "a"],
+      ["none-4", "a"],
+    ]) {
+      const token = await gateway.token({ tenant: tenant ?? "", user: "me" });
+      made.push([token, await idOf(ask(gateway, token, "/v1/agents", { ...upstream, name }))]);
+    }
+    const [before, ...others] = (await found(env)).slice(1);
+    expect(before).toBe(
+      "warn facilitators: tenant none-1 has 2 priced agents and no facilitator: its calls are made and nothing is collected; tollgate settlement set names one",
+    );
+    expect(others).toEqual([
+      says("warn facilitators: tenant none-2 has 1 priced agent and no facilitator"),
+      says("warn facilitators: tenant none-3 has 1 priced agent and no facilitator"),
+      says("warn facilitators: more tenants have priced agents and no facilitator"),
+    ]);
+    for (const [token, id] of made) {
+      const headers = { authorization: `Bearer ${token}` };
+      expect((await fetch(`${gateway.url}/v1/agents/${id}`, { method: "DELETE", headers })).ok).toBe(true);
+    }
+    expect(await found(env)).toEqual([0]);
   });
 
   test("another master key opens no key, and no credential", async () => {
@@ -269,11 +303,15 @@ describe("beside a gateway", () => {
       [{ serverDaysAgo: 398 }, "fail T: 127.0.0.1:\\d+: CERT_HAS_EXPIRED; its certificate must be renewed"],
       [
         { clientDaysAgo: 398 },
-        "fail T: 127.0.0.1:\\d+: \\w+; its operator must fix it",
+        "fail T: 127.0.0.1:\\d+: \\w+; check the URL \\(tollgate settlement set\\), or tell its operator",
         "fail T: the tenant's client certificate expired at ",
       ],
       [{ network: "base-sepolia" }, "fail T: it does not settle on base; "],
-      [{ status: 503 }, "fail T: it answers 503 to GET /supported; its operator must fix it"],
+      [{ status: 404 }, "fail T: it answers 404 to GET /supported; check the URL"],
+      [
+        { status: 503 },
+        "fail T: it answers 503 to GET /supported; check the URL \\(tollgate settlement set\\), or tell its operator",
+      ],
       [{ isForeign: true }, "fail T: 127.0.0.1:\\d+: (UNABLE_TO|SELF_SIGNED)_\\w+; name its CA in TOLLGATE_CA_FILE"],
     ];
     const opened = await Promise.all(
@@ -295,7 +333,7 @@ describe("beside a gateway", () => {
     expect(bad.toSorted()).toEqual(
       [
         ...opened.flatMap(({ expected }) => expected),
-        `fail facilitator https://127.0.0.1:1 of ${dead.name}: 127.0.0.1:1: ECONNREFUSED; its operator`,
+        `fail facilitator https://127.0.0.1:1 of ${dead.name}: 127.0.0.1:1: ECONNREFUSED; check the URL`,
       ]
         .toSorted()
         .map(says),
@@ -305,7 +343,7 @@ describe("beside a gateway", () => {
     expect(shown).not.toContain("PRIVATE KEY");
     // Without the exemption, the host rules refuse them all, as they would refuse a settlement.
     const { bad: blocked } = await doctor({ ...env, TOLLGATE_ALLOW_HOSTS: "" });
-    expect(blocked.filter((line) => / is not allowed; TOLLGATE_ALLOW_HOSTS exempts/.test(line))).toHaveLength(7);
+    expect(blocked.filter((line) => / is not allowed; TOLLGATE_ALLOW_HOSTS exempts/.test(line))).toHaveLength(8);
   });
 });
 

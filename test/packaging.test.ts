@@ -165,7 +165,7 @@ describe.skipIf(!canBeRoot || Bun.which("curl") === null)("whoever has the manua
     // The gateway once more, when it was moved.
     expect(left.printed.match(/"event":"stopped"/g)?.length).toBe(3);
     // Those logs are for programs: the welcome of the first start is for a terminal.
-    expect(left.printed).not.toContain("made itself at home");
+    expect(left.printed).not.toContain("First start");
     expect(left.printed).toContain("no such user");
     expect(left.printed).not.toMatch(/^tollgate/m);
   });

@@ -86,7 +86,7 @@ test("a gateway without the variable is refused a port that is shared, and says 
   const port = freePort();
   await replicas.start({ port, env: SHARED });
   await expect(replicas.start({ port })).rejects.toThrow(
-    `must be free to listen on: 127.0.0.1 port ${port} is already in use; take another port, or stop what has this one; gateways of one user share a port when all of them have`,
+    `must be free to listen on: 127.0.0.1:${port} is already in use; choose another with --port, or stop the program that uses it; gateways of one user share a port when all of them have`,
   );
 });
 

@@ -109,7 +109,7 @@ test("a key that is not the certificate's leaves the last files in force, is tol
     [
       "tls_files_refused",
       {
-        problem: "TOLLGATE_TLS_KEY_FILE must hold the key of the first certificate in TOLLGATE_TLS_CERT_FILE",
+        problem: `TOLLGATE_TLS_KEY_FILE must hold the key of the first certificate in TOLLGATE_TLS_CERT_FILE: ${join(dir, "key")} is not the key of ${join(dir, "cert")}`,
       },
     ],
   ]);

@@ -1,5 +1,6 @@
 // What tollgate says to somebody who typed something wrong: one table of inputs and of what each must be told. The sentence names
 // the culprit (flag, variable, file, line, entry, host and port), the exit status is 2, and standard output stays empty.
+import { Database } from "bun:sqlite";
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { chmodSync, cpSync, mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -21,12 +22,18 @@ const home = mkdtempSync(join(tmpdir(), "wrong-"));
 const at = (name: string) => join(home, name);
 let pki: Pki;
 let taken: Bun.TCPSocketListener;
+/** Holds the write lock of a database. */
+let locking: Database;
 
 beforeAll(async () => {
   pki = await makePki();
   writeFileSync(at("other.crt"), pki.otherClient.cert);
   taken = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data: (caller) => void caller.end() } });
   mkdirSync(at("folder"));
+  mkdirSync(at("held"));
+  locking = new Database(at("held/tollgate.db"), { create: true });
+  locking.run("pragma journal_mode = wal");
+  locking.run("begin immediate");
   mkdirSync(at("locked"));
   mkdirSync(at("broken"));
   mkdirSync(at("keyed"));
@@ -43,7 +50,8 @@ beforeAll(async () => {
   writeFileSync(at("good.pem"), `${pki.client.cert}${pki.client.key}`);
   writeFileSync(at("ca.crt"), pki.ca.cert);
   writeFileSync(at("bad.env"), "# a comment\n\nTOLLGATE_PORT=0\nhunter2 is a secret\nTOLLGATE_HOST='::1\n");
-  writeFileSync(at("misspelt.env"), "TOLLGATE_PROT=1\nTOLLGATE_WORKERS=many\n");
+  writeFileSync(at("misspelt.env"), "TOLLGATE_PROT=1\nTOLLGATE_WORKERS=1 # many\n");
+  writeFileSync(at("behind.env"), "TOLLGATE_HOST='::1' # all\n");
   writeFileSync(
     at("twice.env"),
     "TOLLGATE_WORKERS=9\nTOLLGATE_TENANT_CLAIM=iss\nTOLLGATE_MASTER_KEY_FILE=a\nTOLLGATE_MASTER_KEY_FILE=hunter2\n" +
@@ -64,6 +72,7 @@ beforeAll(async () => {
 });
 afterAll(() => {
   taken.stop(true);
+  locking.close();
   rmSync(home, { recursive: true });
 });
 
@@ -114,12 +123,7 @@ const WRONG: readonly Wrong[] = [
   { words: "--prot 80", told: ["did you mean --port?", `See ${tollgateBinary()} serve --help.`] },
   {
     words: "token acme me",
-    told: [
-      "tollgate token failed:",
-      "  - acme is not expected here: this command takes flags only\n  - me is not expected here",
-      "--tenant is missing",
-      "--user is missing",
-    ],
+    told: ["tollgate token failed:", "  - acme me is not expected here: did you mean --tenant acme --user me?\nSee"],
   },
   { words: "settlement acme", told: ["settlement acme is not a command; the only command of settlement is set"] },
   { words: "keys rotat", told: ["keys rotat is not a command; did you mean keys rotate?"] },
@@ -301,10 +305,16 @@ const WRONG: readonly Wrong[] = [
     ],
   },
   {
+    words: "serve --env-file behind.env",
+    told: [
+      `--env-file ${at("behind.env")}: line 1 must be NAME=value with one quote at each end of the value, or with none: a comment needs a line of its own\nSee`,
+    ],
+  },
+  {
     words: "serve --env-file misspelt.env",
     told: [
       `TOLLGATE_PROT (line 1 of ${at("misspelt.env")}) is set but nothing reads it; did you mean TOLLGATE_PORT?`,
-      `TOLLGATE_WORKERS (line 2 of ${at("misspelt.env")}) must be a whole number`,
+      `TOLLGATE_WORKERS (line 2 of ${at("misspelt.env")}) must be a whole number from 1 to 64: a comment needs a line of its own\n`,
     ],
   },
   // What the environment sets is not in the file, and the last of several lines counts.
@@ -400,6 +410,13 @@ const WRONG: readonly Wrong[] = [
   },
   {
     words: "--mode facilitator",
+    env: { ...OWN_FACILITATOR, TOLLGATE_TLS_CERT_FILE: "other.crt" },
+    told: [
+      `TOLLGATE_TLS_KEY_FILE must hold the key of the first certificate in TOLLGATE_TLS_CERT_FILE: ${at("client.key")} is not the key of ${at("other.crt")}\n`,
+    ],
+  },
+  {
+    words: "--mode facilitator",
     env: {
       ...OWN_FACILITATOR,
       TOLLGATE_SIGNER_KEY: `${"5d".repeat(32)},hunter2`,
@@ -460,18 +477,20 @@ const WRONG: readonly Wrong[] = [
   {
     words: "serve --data-dir made --port TAKEN",
     told: [
-      "TOLLGATE_HOST and --port must be free to listen on: 127.0.0.1 port TAKEN is already in use; take another port, or stop what has this one\nSee",
+      "TOLLGATE_HOST and --port must be free to listen on: 127.0.0.1:TAKEN is already in use; choose another with --port, or stop the program that uses it\nSee",
     ],
   },
   {
     words: "serve --data-dir made --host 127.0.0.1",
     env: { TOLLGATE_PORT: "TAKEN" },
-    told: ["--host and TOLLGATE_PORT must be free to listen on: 127.0.0.1 port TAKEN"],
+    told: [
+      "--host and TOLLGATE_PORT must be free to listen on: 127.0.0.1:TAKEN is already in use; choose another with TOLLGATE_PORT, or",
+    ],
   },
   {
     words: "--mode facilitator --data-dir made-too --port TAKEN",
     env: OWN_FACILITATOR,
-    told: ["TOLLGATE_HOST and --port must be free to listen on: 127.0.0.1 port TAKEN is already in use"],
+    told: ["TOLLGATE_HOST and --port must be free to listen on: 127.0.0.1:TAKEN is already in use"],
   },
   {
     words: "--mode facilitator --data-dir made-too --host 192.0.2.1",
@@ -481,12 +500,20 @@ const WRONG: readonly Wrong[] = [
   {
     words: "--mode facilitator --data-dir made-too --port 0",
     env: { ...OWN_FACILITATOR, TOLLGATE_OPEN_PORT: "TAKEN" },
-    told: ["TOLLGATE_HOST and TOLLGATE_OPEN_PORT must be free to listen on: 127.0.0.1 port TAKEN is already in use"],
+    told: ["TOLLGATE_HOST and TOLLGATE_OPEN_PORT must be free to listen on: 127.0.0.1:TAKEN is already in use"],
+  },
+  {
+    words: "serve --data-dir held --port 0",
+    status: 1,
+    told: [
+      `tollgate can't start:\n  - another program has locked ${at("held/tollgate.db")} for 10 s: end what writes to it (a copy that is being made, an SQLite shell), and start again\nSee`,
+    ],
   },
   { words: "version now", told: ["now is not expected here"] },
   // The settlement of a tenant.
   { words: `${SET} http://127.0.0.1:9443`, told: ["--facilitator must be an https URL"] },
   { words: `${SET} https://user:hunter2@f.test`, told: ["--facilitator must not carry user information"] },
+  { words: `${SET} https://f.test/x/settle/`, told: ["--facilitator must be the base URL, without /settle"] },
   { words: `${SET} https://f.test/?a=1`, told: ["--facilitator must have no query and no fragment"] },
   { words: `${SET}=`, told: ["--facilitator must not be empty: the facilitator's https URL"] },
   { words: `${SET} notaurl`, told: ["--facilitator must be an https URL", ": notaurl is not a URL"] },
@@ -510,6 +537,14 @@ const WRONG: readonly Wrong[] = [
     told: ["b is not expected here", "TOLLGATE_TOKEN must be a token", "it has a blank or another character"],
   },
   {
+    words: "call a --url g.test?key=hunter2",
+    env: { TOLLGATE_TOKEN: "hunter2" },
+    told: [
+      "without user, query and fragment\n",
+      "it does not have the three parts of a token, in base64url with dots between them",
+    ],
+  },
+  {
     words: "call a hello world -d x -q --max-price .01",
     env: { TOLLGATE_TOKEN: "Bearer hunter2" },
     told: [
@@ -520,7 +555,7 @@ const WRONG: readonly Wrong[] = [
       "TOLLGATE_TOKEN must be a token, as tollgate token prints it: leave out the word Bearer before it",
     ],
   },
-  { words: "call a --token-file bearer", told: [`: ${at("bearer")} holds something else: leave out the word Bearer`] },
+  { words: "call a --token-file bearer", told: [`: ${at("bearer")} does not contain one: leave out the word Bearer`] },
   {
     words:
       "call a --data --wait soon --max-price 0.0000001 --url localhost:8080 --token-file none.crt --payer-key-file open.key --price 1",
@@ -529,9 +564,9 @@ const WRONG: readonly Wrong[] = [
       "--data needs a value: --data @FILE|-|TEXT",
       "--wait must be a whole number from 0 to 86400",
       "--max-price must be a decimal number of USDC, like 5 or 0.5",
-      "--url must be an http or https URL",
-      `--token-file must be a file that its owner alone can read, with a token, as tollgate token prints it: ${at("none.crt")} does not exist`,
-      `--payer-key-file must be a file that its owner alone can read, with one private key of secp256k1, 32 bytes in hex: ${at("open.key")} is open to other users (chmod 600)`,
+      "--url must be an http or https URL with a host and without user, query and fragment: did you mean http://localhost:8080?",
+      `--token-file must be a file readable only by its owner (chmod 600), containing a token, as tollgate token prints it: ${at("none.crt")} does not exist`,
+      `--payer-key-file must be a file readable only by its owner (chmod 600), containing one 32-byte hex private key (secp256k1): ${at("open.key")} is open to other users\n`,
       "--price is not a flag of this command",
       "TOLLGATE_TOKEN_FILE must be the path",
     ],
@@ -545,7 +580,7 @@ const WRONG: readonly Wrong[] = [
       "--max-price must be",
       "--url must be an http or https URL with a host and without user",
       `: ${at("pipe")} is not a regular file`,
-      `: ${at("secret.key")} holds something else`,
+      `: ${at("secret.key")} does not contain one`,
     ],
   },
   {

@@ -211,6 +211,12 @@ type Grammar = ReturnType<typeof grammarOf>;
 
 function readRest(command: string, { forms }: CliCommand, rest: readonly string[]): CommandLine {
   const grammar = grammarOf(forms);
+  const meant = flagsMeant(grammar, forms, rest);
+  if (meant !== null) {
+    const line = [...meant].map(([name, value]) => `--${name} ${value}`).join(" ");
+    const problems = [`${rest.map(shownWord).join(" ")} is not expected here: did you mean ${line}?`];
+    return { ...asked(command, problems), flags: meant };
+  }
   const words: string[] = [];
   const flags = new Map<string, string>();
   const lists = new Map<string, string[]>();
@@ -227,6 +233,13 @@ function readRest(command: string, { forms }: CliCommand, rest: readonly string[
     problems.push(`${missing} is missing: tollgate ${command} ${grammar.required.join(" ")}`);
   }
   return { command, words, flags, lists, problems };
+}
+
+/** The needed flags of a command without words, when just their values were given. */
+function flagsMeant({ wordsMax }: Grammar, forms: readonly string[], rest: readonly string[]) {
+  const needed = [...(forms[0] ?? "").replaceAll(/\[[^\]]*\]/g, "").matchAll(FLAG)].map(([, name = ""]) => name);
+  if (wordsMax > 0 || forms.length > 1 || needed.length < 2 || rest.length !== needed.length) return null;
+  return rest.every(isName) ? new Map(needed.map((name, index) => [name, shownWord(rest[index] ?? "")])) : null;
 }
 
 const NO_FLAG = "is not a flag of this command";

@@ -73,7 +73,7 @@ function gatewayChecks(config: Config, opening: Opening): Check[] {
 function memoryFinding(): Finding {
   const budgets = Object.values(LIMITS.Memory).map(({ what, size }) => [what, size / 1024 ** 2] as const);
   const together = budgets.reduce((sum, [, mib]) => sum + mib, 0);
-  const text = `at most ${together} MiB beside the program; tollgate help operations lists for what`;
+  const text = `up to ${together} MiB on top of the program itself (see tollgate help operations)`;
   return { what: "memory", state: "ok", text, advice: null, mib: Object.fromEntries(budgets) };
 }
 

@@ -35,7 +35,7 @@ export function welcomeText({ dataDir, identity }: Pick<Config, "dataDir" | "ide
   const token =
     identity.oidc === null ? `${programText()} token --tenant acme --user me${place}` : `from ${identity.oidc.issuer}`;
   return `
-  tollgate has made itself at home.
+  First start: tollgate created its data.
 
     database     ${join(dataDir, DATABASE_FILE)}
     master key   ${join(dataDir, MASTER_KEY_FILE)}  (keep a copy: the secrets in the database need it)

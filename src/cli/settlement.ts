@@ -8,14 +8,16 @@ import type { Caller } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
 import { type HostRules, hostRules, writtenUrlProblem } from "../core/host.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { printable } from "../core/text.ts";
 import { createCredentialService, findSecret, secretIdentity } from "../gateway/credentials/service.ts";
 import { checkFacilitatorUrl, findSettlementConfig, patchSettlementConfig } from "../gateway/payment/config.ts";
 import { clientIdentity } from "../gateway/payment/facilitator-client.ts";
-import { ownAddresses } from "../http/client/outbound.ts";
+import { createOutbound, ownAddresses } from "../http/client/outbound.ts";
 import { MAX } from "../kernel/limits.ts";
 import { type Keyring, openKeyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine, neededFlag, shownWord } from "./command-line.ts";
+import { facilitatorProblems } from "./doctor/servers.ts";
 import { openGatewayStore, requireMasterKeys, warnOfUnknownTenant, withStore } from "./open.ts";
 import { readPrincipal } from "./token.ts";
 
@@ -131,6 +133,11 @@ async function set(config: Config, store: Store, keyring: Keyring, request: Chos
   const deps = { store, clock: store.clock, rules: ownRules(url, config) };
   if (!isSame) {
     await patchSettlementConfig(deps, tenant, { facilitator_url: url, facilitator_credential_ref: id });
+  }
+  const looked = { network: config.network, url, tls: clientIdentity(request.bundle), header: null, tenants: [tenant] };
+  const outbound = createOutbound({ rules: deps.rules, extraCa: config.extraCa });
+  for (const problem of await facilitatorProblems(looked, outbound)) {
+    if (problem !== null) process.stderr.write(`warning: ${url}: ${printable(problem.text)}; ${problem.advice}\n`);
   }
   const done = isSame && change === "kept" ? "already settles" : "settles";
   return `${tenant} ${done} at ${url}, with the bundle in credential ${id} (${change})\n`;

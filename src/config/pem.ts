@@ -2,6 +2,7 @@
 // in the first handshake; those of the mutual-TLS port are reread periodically while it runs. Their content is never shown.
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { readFile, stat } from "node:fs/promises";
+import { resolve } from "node:path";
 import { parseCertificates } from "../core/certificates.ts";
 import { systemClock } from "../core/time.ts";
 import { attempt, FILE_BYTES_MAX, fileProblem, readTextFile, valueProblem, writtenPath } from "./values.ts";
@@ -77,7 +78,8 @@ export function validityWarnings(name: string, certificates: string, now: number
 }
 
 /** Completes a problem of TOLLGATE_TLS_KEY_FILE. */
-export const KEY_MUST = "must hold the key of the first certificate in TOLLGATE_TLS_CERT_FILE";
+export const keyMust = (key: string, cert: string) =>
+  `must hold the key of the first certificate in TOLLGATE_TLS_CERT_FILE: ${resolve(key)} is not the key of ${resolve(cert)}`;
 
 /** The paths of the files, or their texts. */
 type TlsParts = Readonly<Record<"cert" | "key" | "clientCa", string>>;
@@ -109,7 +111,7 @@ function judge(texts: TlsParts, paths: TlsParts) {
   if (key === undefined) return refused(valueProblem(keyName, privateKeyFile, paths.key));
   const clientCa = caFile.read(texts.clientCa);
   if (clientCa === undefined) return refused(valueProblem(caName, caFile, paths.clientCa));
-  if (!isKeyOf(key, cert)) return refused(`${keyName} ${KEY_MUST}`);
+  if (!isKeyOf(key, cert)) return refused(`${keyName} ${keyMust(paths.key, paths.cert)}`);
   const now = systemClock.now();
   const warnings = [...validityWarnings(certName, cert, now), ...validityWarnings(caName, clientCa, now)];
   return { tls: { cert, key, clientCa }, warnings };

@@ -1,7 +1,7 @@
 // Rules that hold between variables, such as "must be set when the other is", for each service.
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { dirname, resolve } from "node:path";
-import { isKeyOf, KEY_MUST } from "./pem.ts";
+import { isKeyOf, keyMust } from "./pem.ts";
 import { systemReason } from "./values.ts";
 import type { CALL, COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
 
@@ -19,8 +19,8 @@ export interface ConfigRule {
   /** The variable that the rule is about. The rule is skipped if this variable, or `other`, has a problem of its own. */
   readonly name: VariableName;
   readonly other: VariableName | null;
-  /** Completes a sentence that begins with the name; false when there is no problem. */
-  readonly problem: (values: ConfigValues) => string | false;
+  /** Completes a sentence that begins with the name; false when there is no problem. `written` is the text of a variable. */
+  readonly problem: (values: ConfigValues, written: (name: VariableName) => string) => string | false;
 }
 
 function rule(name: VariableName, other: VariableName | null, problem: ConfigRule["problem"]): ConfigRule {
@@ -80,9 +80,10 @@ export const GATEWAY_RULES: readonly ConfigRule[] = [
 export const FACILITATOR_RULES: readonly ConfigRule[] = [
   required("TOLLGATE_TLS_CERT_FILE"),
   required("TOLLGATE_TLS_KEY_FILE"),
-  rule("TOLLGATE_TLS_KEY_FILE", "TOLLGATE_TLS_CERT_FILE", (v) => {
+  rule("TOLLGATE_TLS_KEY_FILE", "TOLLGATE_TLS_CERT_FILE", (v, written) => {
     const [key, certificates] = [v.TOLLGATE_TLS_KEY_FILE, v.TOLLGATE_TLS_CERT_FILE];
-    return key !== null && certificates !== null && !isKeyOf(key, certificates) && KEY_MUST;
+    if (key === null || certificates === null || isKeyOf(key, certificates)) return false;
+    return keyMust(written("TOLLGATE_TLS_KEY_FILE"), written("TOLLGATE_TLS_CERT_FILE"));
   }),
   required("TOLLGATE_CLIENT_CA_FILE"),
   required("TOLLGATE_RPC_URLS"),

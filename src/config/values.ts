@@ -5,7 +5,7 @@ import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
 import { errorCode } from "../core/fault.ts";
-import { parseHostList } from "../core/host.ts";
+import { parseHostList, urlMeant } from "../core/host.ts";
 import { lowerHex, parseUint256 } from "../x402/types.ts";
 
 export interface Kind<T> {
@@ -13,12 +13,13 @@ export interface Kind<T> {
   readonly must: string;
   /** Returns undefined when the text is not valid. The text is never empty. */
   readonly parse: (text: string) => T | undefined;
-  /** Why a text is not valid, where more can be said. The value of a flag may be shown, since it was typed in its place. */
+  /** Why a text is not valid, or "" where no more can be said. The value of a flag may be shown, since it was typed in its place. */
   readonly why?: (text: string, isFlag: boolean) => string;
 }
 
 export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, "must" | "why">, text: string): string {
-  return `${source} must be ${must}${why === undefined ? "" : `: ${why(text, source.startsWith("--"))}`}`;
+  const reason = why?.(text, source.startsWith("--")) ?? "";
+  return `${source} must be ${must}${reason === "" ? "" : `: ${reason}`}`;
 }
 
 /** Why a file was not read, after its path. */
@@ -189,6 +190,7 @@ export function httpUrl(parts: "query" | "no query"): Kind<string> {
       if (url === undefined || /[#\s]/.test(value) || url.username + url.password !== "") return undefined;
       return parts === "query" || !value.includes("?") ? value : undefined;
     },
+    why: (value, isFlag) => (isFlag && urlMeant(value)) || "",
   };
 }
 
@@ -308,10 +310,13 @@ export const ratio: Kind<number> = {
 
 export const bearerToken: Kind<string> = {
   must: "a token, as tollgate token prints it",
-  parse: (text) => (/^[\x21-\x7e]+$/.test(text) ? text : undefined),
+  parse: (text) => (/^[\w-]+\.[\w-]+\.[\w-]+$/.test(text) ? text : undefined),
   why(text) {
     if (/^(\S+ )?bearer /i.test(text)) return "leave out the word Bearer before it";
-    return text === "" ? "it is empty" : "it has a blank or another character that no token has";
+    if (text === "") return "it is empty";
+    return /^[\x21-\x7e]+$/.test(text)
+      ? "it does not have the three parts of a token, in base64url with dots between them"
+      : "it has a blank or another character that no token has";
   },
 };
 
@@ -321,16 +326,16 @@ export function secretFile<T>({ must, parse, why }: Kind<T>): Kind<T> {
   const openTo = (path: string) => {
     const about = statSync(path);
     if (!about.isFile()) return "is not a regular file";
-    return (about.mode & 0o077) === 0 ? null : "is open to other users (chmod 600)";
+    return (about.mode & 0o077) === 0 ? null : "is open to other users";
   };
   return {
-    must: `a file that its owner alone can read, with ${must}`,
+    must: `a file readable only by its owner (chmod 600), containing ${must}`,
     parse: (path) => attempt(() => (openTo(path) === null ? parse(read(path)) : undefined)),
     why(path) {
       try {
         const problem = openTo(path);
         if (problem !== null) return `${resolve(path)} ${problem}`;
-        return `${resolve(path)} holds something else${why === undefined ? "" : `: ${why(read(path), false)}`}`;
+        return `${resolve(path)} does not contain one${why === undefined ? "" : `: ${why(read(path), false)}`}`;
       } catch (error) {
         return fileProblem(path, error, true);
       }
@@ -367,7 +372,7 @@ const KEYS_MAX = 64;
 const SECP256K1_ORDER = 0xffffffff_ffffffff_ffffffff_fffffffe_baaedce6_af48a03b_bfd25e8c_d0364141n;
 
 export const privateKey: Kind<Hex> = {
-  must: "one private key of secp256k1, 32 bytes in hex",
+  must: "one 32-byte hex private key (secp256k1)",
   parse: parsePrivateKey,
 };
 

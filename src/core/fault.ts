@@ -82,7 +82,9 @@ const RESOURCES = { agt: "agent", cred: "credential", inv: "invocation" } as con
 /** The Fault for an ID of which the tenant has nothing. A text that can't be an ID, such as a name, is answered with where IDs are. */
 export function noSuch(prefix: keyof typeof RESOURCES, id: string): Fault {
   const what = RESOURCES[prefix];
-  const hint = isId(prefix, id) ? "" : `: it is named by its ID (${prefix}_<uuidv7>); GET /v1/${what}s lists them`;
+  const hint = isId(prefix, id)
+    ? ""
+    : `: use its ID (${prefix}_…)${prefix === "inv" ? "" : ", not its name"}; GET /v1/${what}s lists them`;
   return new Fault("not_found", `no such ${what}${hint}`);
 }
 

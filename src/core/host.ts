@@ -269,8 +269,7 @@ export function mayDial(hostname: string, text: string, rules: HostRules): boole
 }
 
 const LOOPBACK = ["127.0.0.1", "::1"];
-const LOCAL =
-  "must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt";
+const LOCAL = "is a private or local address; the operator can allow it with TOLLGATE_ALLOW_HOSTS";
 const DENIED = "must not name a host that this gateway is set to refuse";
 
 /**
@@ -307,6 +306,12 @@ function mayBeExempt(hostname: string, rules: HostRules): boolean {
   const literal = literalAddress(hostname);
   if (literal !== null) return isExempt(hostname, literal, rules);
   return rules.allow.names.has(bareName(hostname)) || rules.allow.ranges.length > 0;
+}
+
+/** Asks back where a URL lacks its scheme; null for a text that may be something else, and hold a secret. */
+export function urlMeant(text: string): string | null {
+  const isPlain = /^(localhost|\[[\da-f:.]+\]|[\w-]+(\.[\w-]+)+)(:\d{1,5})?(\/[\w./-]*)?$/i.test(text);
+  return isPlain && URL.canParse(`http://${text}`) ? `did you mean http://${text}?` : null;
 }
 
 type UrlSchemes = "https" | "http or https";

@@ -30,7 +30,7 @@ export class ListenProblem extends StartupProblem {
   told(flags: ReadonlyMap<string, string>, canShare: boolean, located: (problem: string) => string): StartupProblem {
     const message = canShare ? this.message : this.message.slice(0, this.message.length - this.#hint.length);
     const shown = message.replace(/^TOLLGATE_HOST\b/, flags.has("host") ? "--host" : "$&");
-    const told = shown.replace(/\bTOLLGATE_PORT\b/, flags.has("port") ? "--port" : "$&");
+    const told = shown.replaceAll(/\bTOLLGATE_PORT\b/g, flags.has("port") ? "--port" : "$&");
     return new StartupProblem(located(told), { cause: this });
   }
 }
@@ -39,7 +39,8 @@ export class ListenProblem extends StartupProblem {
 export function listenProblem(host: string, port: number, variable: string, cause: unknown, hint = ""): StartupProblem {
   const code = errorCode(cause);
   if (code === "EADDRINUSE") {
-    const taken = `${host} port ${port} is already in use; take another port, or stop what has this one`;
+    const at = host.includes(":") ? `[${host}]:${port}` : `${host}:${port}`;
+    const taken = `${at} is already in use; choose another with ${variable}, or stop the program that uses it`;
     return new ListenProblem(`TOLLGATE_HOST and ${variable} must be free to listen on: ${taken}`, hint, { cause });
   }
   // A host name that does not resolve has no error code.

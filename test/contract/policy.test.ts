@@ -266,7 +266,7 @@ contract((at) => {
       const foreign = await evaluate(stranger, { agent_id: (await owner.agent()).id });
       expectError(foreign, 404);
       expect(visible(foreign)).toEqual(visible(await evaluate(stranger, { agent_id: UNKNOWN_AGENT })));
-      expectError(await evaluate(stranger, { agent_id: "x" }), 404, "no such agent: it is named by its ID");
+      expectError(await evaluate(stranger, { agent_id: "x" }), 404, "no such agent: use its ID (agt_…), not its name");
     });
 
     test.each<[string, Json, string]>([

@@ -65,6 +65,7 @@ contract((at) => {
       ["an address in disguise", "https://0x0a000001"],
       ["user information", "https://user:secret@facilitator.example.com"],
       ["a query", `${URL_}/?key=secret`],
+      ["the URL of a payment", `${URL_}/settle`],
       ["an empty query", `${URL_}/?`],
       ["a fragment", `${URL_}/#a`],
       ["a space", `${URL_}/a b`],

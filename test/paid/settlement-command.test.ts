@@ -30,7 +30,14 @@ eachDatabase((database) => {
       const set = async (bundle: string, url = facilitator.url) => {
         const flags = ["--tenant", tenant.name, "--facilitator", url, "--bundle", bundle];
         const { code, stdout, stderr } = await gateway.run("settlement", "set", ...flags);
-        expect({ code, stderr: stderr.replaceAll(/^\{.*\n/gm, "") }).toEqual({ code: 0, stderr: "" });
+        const isGood = bundle === good && url === facilitator.url;
+        expect({ code, stderr: stderr.replaceAll(/^\{.*\n/gm, "") }).toEqual({
+          code: 0,
+          // Whatever is wrong there is told, and stored all the same: the facilitator may be put right later.
+          stderr: isGood
+            ? ""
+            : expect.stringMatching(/^warning: https:\S+: .*; check the URL \(tollgate settlement set\)/),
+        });
         return stdout;
       };
       const configured = async () => (await tenant.send("GET", "/v1/settlement/config")).body;
@@ -62,6 +69,20 @@ eachDatabase((database) => {
       expect(answer.status).toBe(202);
       await expectServed(services, next, answer.body.invocation_id);
 
+      expect(
+        (
+          await gateway.run(
+            "settlement",
+            "set",
+            "--tenant",
+            "other",
+            "--facilitator",
+            `${facilitator.url}/x`,
+            "--bundle",
+            good,
+          )
+        ).stderr,
+      ).toContain(`warning: ${facilitator.url}/x: it answers 404 to GET /supported; check the URL`);
       const misspelt = ["--tenant", `${tenant.name}x`, "--facilitator", facilitator.url, "--bundle", good];
       const warned = await gateway.run("settlement", "set", ...misspelt);
       expect(warned).toMatchObject({ code: 0, stdout: expect.stringContaining("x settles at ") });

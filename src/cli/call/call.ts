@@ -31,12 +31,15 @@ import {
   askForEnd,
   awaitEnd,
   type CallRun,
+  cutShort,
   goesOn,
   inDoubt,
+  noGateway,
   RunEnd,
   refused,
   sendCall,
   tell,
+  tellUncollected,
   unreached,
   whyFailed,
 } from "./send.ts";
@@ -173,7 +176,7 @@ async function get<T extends TSchema>(run: CallRun, path: string, schema: T, sig
   if (answer.status !== SUCCESS.ok) throw refused(run, answer);
   const problem = fieldProblem(schema, answer.body);
   if (problem === null) return answer.body as Static<T>;
-  throw new RunEnd("refused", `the gateway took no call, it answered 200, and ${problem}: check --url`);
+  throw new RunEnd("refused", noGateway(run.access.url, `it answered 200, and ${problem}`));
 }
 
 /** @param name an ID, or the name of an agent. The protocol of an ID is asked for only if the call is streamed. */
@@ -216,12 +219,13 @@ async function showEnd(run: CallRun, view: CallView, isJson = false): Promise<vo
   const body = view.response_body_b64;
   if (!isJson) await print(Buffer.from(body ?? "", "base64"), true);
   if (view.status !== "succeeded") throw whyFailed(run, view);
-  if (body === undefined && !run.streams) {
+  if (body === undefined && run.streams)
+    throw cutShort(run, view, `the response of ${run.invocation} was lost with the connection`);
+  tellUncollected(run, view);
+  if (body === undefined) {
     tell(
       `note: the response of ${run.invocation} was not kept, capture_body of the agent is off (--stream passes it on)`,
     );
-  } else if (body === undefined) {
-    throw new RunEnd("failed", `the call ${run.invocation} succeeded, and its response was lost with the connection`);
   } else if (view.response_truncated) {
     const problem = `only the start of the response of ${run.invocation} was kept (--stream passes all of it on)`;
     throw new RunEnd("failed", problem, view);
@@ -260,7 +264,8 @@ async function endOfStream(run: CallRun, status: number, held: Uint8Array | null
   if (isRepeated && view !== null && !isOfAgent) return showEnd(run, view);
   if (held !== null && isOfAgent) await print(held);
   const told = held === null || isOfAgent ? problem : `${problem} ${Buffer.from(held)}`;
-  throw view?.status === "failed" ? whyFailed(run, view) : new RunEnd("failed", told);
+  // An answer that is not the agent's is no response that ended early.
+  throw cutShort(run, held === null || view?.status === "failed" ? view : null, told);
 }
 
 /** As much as the gateway keeps of a response: an upstream may send without end. */

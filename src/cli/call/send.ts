@@ -69,34 +69,34 @@ const say = (text: string) => void (process.stderr.isTTY && process.stderr.write
 
 /** The end of a run whose request the gateway did not take. */
 export function refused(run: CallRun, answer: GatewayAnswer): RunEnd {
-  return new RunEnd("refused", `the gateway took no call, ${whatCame(run, answer)}`);
+  return new RunEnd("refused", whatCame(run, answer, `the gateway refused the call (${answer.status})`));
 }
 
-function whatCame({ access }: CallRun, answer: GatewayAnswer): string {
-  const { pathname } = new URL(access.url);
-  const isElsewhere = answer.status === STATUS.not_found && pathname !== "/";
+function whatCame({ access: { url } }: CallRun, answer: GatewayAnswer, did = `it answered ${answer.status}`): string {
+  const { status, headers, text } = answer;
+  const { pathname } = new URL(url);
+  const isElsewhere = status === STATUS.not_found && pathname !== "/";
   const hint = isElsewhere ? `; --url ends in the path ${pathname}, after which /v1/… is asked for: check it` : "";
-  return `it answered ${answer.status}${reasonIn(answer)}${hint}`;
+  const reason = reasonIn(answer);
+  // A gateway sends this header with every answer, and no body where it has nothing to say.
+  const isGateways = headers.has("x-request-id") && status >= 400 && (reason !== "" || text === "");
+  if (!isGateways) return `${noGateway(url, `it answered ${status}${reason}`)}${hint}`;
+  return `${did}${status === STATUS.unauthenticated ? WRONG_TOKEN : reason}${hint}`;
 }
 
-const NO_GATEWAY = "; no tollgate gateway answers so: check --url";
+const WRONG_TOKEN = ": the token has expired, was revoked, or belongs to another gateway";
 
-function reasonIn({ status, headers, text, body }: GatewayAnswer): string {
+export const noGateway = (url: string, why: string) => `${url} is not a tollgate gateway: check --url (${why})`;
+
+function reasonIn({ status, headers, body }: GatewayAnswer): string {
   const location = headers.get("location");
   if (status < 400 && location !== null)
     return ` with a redirect to ${shortened(location)}, which is not followed, since the token goes to no other host`;
-  if (status < 400) return NO_GATEWAY;
-  const error = isJsonObject(body) && typeof body["error"] === "string" ? `: ${shortened(body["error"])}` : "";
-  // A gateway sends this header with every answer, and no body where it has nothing to say.
-  if (!headers.has("x-request-id") || (error === "" && text !== "")) return `${error}${NO_GATEWAY}`;
-  return status === STATUS.unauthenticated
-    ? ": the token has expired, was revoked, or belongs to another gateway"
-    : error;
+  return isJsonObject(body) && typeof body["error"] === "string" ? `: ${shortened(body["error"])}` : "";
 }
 
 /** What to do about a failed connection, by its error code. */
 const CONNECTION_HINTS: readonly (readonly [code: RegExp, hint: (url: string) => string])[] = [
-  [/REFUSED$/, () => ": is tollgate serve running there? --url names another gateway"],
   [/ENOTFOUND|DNS|Invalid/, () => ": check --url"],
   [/CERT|SELF_SIGNED|UNABLE_TO|HOSTNAME/, () => ": TOLLGATE_CA_FILE names a file with the CA to trust"],
   [/_SSL_|EPROTO/, (url) => `: it may speak plain http: --url ${url.replace("https:", "http:")}`],
@@ -107,8 +107,12 @@ const CONNECTION_HINTS: readonly (readonly [code: RegExp, hint: (url: string) =>
 ];
 
 export function unreached({ access: { url } }: CallRun, { message }: OutboundError): RunEnd {
+  if (message.endsWith("REFUSED")) {
+    const advice = "start the gateway (tollgate serve), or name another one with --url";
+    return new RunEnd("refused", `nothing listens at ${url}: ${advice}`);
+  }
   const hint = CONNECTION_HINTS.find(([code]) => code.test(message))?.[1](url) ?? "";
-  return new RunEnd("refused", `the gateway took no call, there is no answer from ${url}: ${message}${hint}`);
+  return new RunEnd("refused", `there is no answer from ${url}: ${message}${hint}`);
 }
 
 const invocationPath = ({ path, invocation }: CallRun) => `${path}/invocations/${invocation}`;
@@ -116,7 +120,7 @@ const invocationPath = ({ path, invocation }: CallRun) => `${path}/invocations/$
 /** What is to be said of a call that has not ended. @param payment is added to it */
 export function goesOn(run: CallRun, payment = ""): string {
   const url = `${run.access.url}${invocationPath(run)}`;
-  return `the call goes on as ${run.invocation}${payment}; GET ${url} with the same token has its result`;
+  return `the call goes on as ${run.invocation}${payment}; its result: curl -H "Authorization: Bearer $TOLLGATE_TOKEN" ${url}`;
 }
 
 /** What is to be said when the outcome of the request is not known. */
@@ -191,14 +195,14 @@ function toldPayment({ headers }: CallAnswer): Readonly<Record<string, unknown>>
 async function sign(run: CallRun, challenge: unknown): Promise<void> {
   const { accountOf, payableOffer, signPayment } = await import("./payment.ts");
   const offer = payableOffer(challenge);
-  if (typeof offer === "string") throw new RunEnd("refused", `the call has a price, and nothing was signed: ${offer}`);
+  if (typeof offer === "string") throw new RunEnd("refused", `the call has a price, and nothing was paid: ${offer}`);
   const { network, terms } = offer;
   const price = usdc(terms.maxAmountRequired);
   const asked = `${price} USDC on ${network.title} to ${terms.payTo}`;
   if (terms.maxAmountRequired > run.maxPrice || run.payerKey === null) {
     const limit = run.payerKey === null ? "there is no key to pay with" : `--max-price is ${usdc(run.maxPrice)}`;
-    const hint = `--payer-key-file FILE --max-price ${price} would pay it`;
-    throw new RunEnd("refused", `the call costs ${asked}, and ${limit}: nothing was signed (${hint})`);
+    const hint = `nothing was paid; to pay, add --payer-key-file FILE --max-price ${price}`;
+    throw new RunEnd("refused", `the call costs ${asked}, and ${limit}: ${hint}`);
   }
   const payer = accountOf(run.payerKey);
   say(`paying ${asked}, from ${payer.address}`);
@@ -285,8 +289,8 @@ export async function awaitEnd(run: CallRun): Promise<CallView> {
     pauseMs = seen === null ? Math.min(2 * pauseMs, 5000) : 250;
   }
   const payment = view?.settlement?.status === "pending" ? ", and its payment is open: don't pay again" : "";
-  const ended = run.waitMs === 0 ? "--wait is 0" : "--wait ran out";
-  throw new RunEnd("unknown", `${ended}, ${goesOn(run, payment)}`, view);
+  const ended = run.waitMs === 0 ? "--wait is 0" : "timed out waiting";
+  throw new RunEnd("unknown", `${ended}: ${goesOn(run, payment)}`, view);
 }
 
 /** The call as it is after so many seconds, or at its end; null when asking later may help. @throws RunEnd */
@@ -297,7 +301,7 @@ export async function askForEnd(run: CallRun, seconds: number): Promise<CallView
   if (answer instanceof OutboundError || answer.status >= 500 || answer.status === STATUS.rate_limited) return null;
   const problem = answer.status === SUCCESS.ok ? viewProblem(answer.body) : whatCame(run, answer);
   if (problem === null) return answer.body as CallView;
-  throw new RunEnd("unknown", `${goesOn(run)}, which can't be read: ${problem}`);
+  throw new RunEnd("unknown", `the state of the call can't be read (${problem}); ${goesOn(run)}`);
 }
 
 function viewProblem(view: unknown): string | null {
@@ -309,12 +313,33 @@ function viewProblem(view: unknown): string | null {
 }
 
 export function whyFailed({ invocation }: CallRun, view: CallView): RunEnd {
-  const { error_class, error_detail, upstream_status, settlement } = view;
+  const { error_class, error_detail, upstream_status } = view;
   const answered = upstream_status && upstream_status >= 400 && `the agent answered ${upstream_status}`;
-  const payment =
-    settlement?.status === "settlement_failed"
-      ? `its payment was not collected (${settlement.reason ?? "declined"})`
-      : settlement?.tx_hash && `its payment was taken (transaction ${settlement.tx_hash})`;
-  const reasons = [error_class, answered, error_detail, payment].filter(Boolean).join(", ");
+  const reasons = [error_class, answered, error_detail, paymentIn(view)].filter(Boolean).join(", ");
   return new RunEnd("failed", `the call ${invocation} failed: ${reasons || "no reason is known"}`, view);
+}
+
+/** The end of a streamed call whose response ended early, or was lost. @param view null when it is not known */
+export function cutShort(run: CallRun, view: CallView | null, problem: string): RunEnd {
+  if (view?.status === "failed") return whyFailed(run, view);
+  if (view?.status !== "succeeded") {
+    const doubt = run.payment === null ? "" : `; ${inDoubt(run)}`;
+    return new RunEnd("failed", `${problem}${doubt}`);
+  }
+  tellUncollected(run, view);
+  const payment = paymentIn(view);
+  return new RunEnd("failed", `the call succeeded${payment === null ? "" : `, ${payment}`}, and ${problem}`);
+}
+
+function paymentIn({ settlement }: CallView): string | null {
+  if (settlement?.status === "settlement_failed")
+    return `its payment was not collected (${settlement.reason ?? "declined"})`;
+  if (settlement?.status === "pending") return "its payment is open: don't pay again";
+  return settlement?.tx_hash ? `its payment was taken (transaction ${settlement.tx_hash})` : null;
+}
+
+/** Notes that a payment stays with the payer. */
+export function tellUncollected({ payment }: CallRun, { settlement }: CallView): void {
+  if (payment !== null && settlement === null)
+    tell("note: the tenant has no facilitator: the payment was checked and not collected");
 }

@@ -20,6 +20,7 @@ import {
   failure,
   findings,
   inTime,
+  NAMED_MAX,
   notChecked,
   type Problem,
   SECOND_CHECK_MS_MAX,
@@ -139,8 +140,6 @@ export function freeSpaceProblem(name: string, freeBytes: number): Problem | nul
 function bytesText(bytes: number): string {
   return bytes < GIB ? `${Math.floor(bytes / 1024 ** 2)} MiB` : `${(bytes / GIB).toFixed(1)} GiB`;
 }
-
-const NAMED_MAX = 3;
 
 export async function keyFindings(
   place: Pick<Config, "masterKeys" | "dataDir">,

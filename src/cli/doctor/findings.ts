@@ -12,6 +12,9 @@ import { OutboundError } from "../../http/client/exchange.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 
+/** How many tenants or keys with one problem are named. */
+export const NAMED_MAX = 3;
+
 export interface Problem {
   /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */
   readonly state: "warn" | "fail";

@@ -1,5 +1,6 @@
 // Checks the servers that a gateway needs in addition to its database: the issuer of the callers' tokens, HashiCorp Vault or
 // OpenBao, and the facilitators of all tenants. Each is sent the requests that the gateway would send it.
+import { and, count, eq, isNotNull, isNull } from "drizzle-orm";
 import { attempt } from "../../config/values.ts";
 import type { Config } from "../../config.ts";
 import { hostRules } from "../../core/host.ts";
@@ -33,6 +34,7 @@ import {
   failure,
   findings,
   inTime,
+  NAMED_MAX,
   notChecked,
   observed,
   type Problem,
@@ -43,7 +45,7 @@ import {
 type Oidc = NonNullable<Config["identity"]["oidc"]>;
 
 export async function issuerFindings(oidc: Oidc | null, trusted: Outbound): Promise<Finding[]> {
-  if (oidc === null) return findings("issuer", [], "the local one, by the keys of this deployment");
+  if (oidc === null) return findings("issuer", [], "local, using this deployment's keys");
   const server = observed(trusted);
   const problem = await keysProblem(oidc, server.outbound);
   return findings(
@@ -108,14 +110,15 @@ export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
 const AT_ONCE = 8;
 
 /** A facilitator, with the credential that is shown to it and the tenants that use both. */
-interface Group {
+interface Facilitator {
   readonly network: Network;
   readonly url: string;
   readonly tls: ClientIdentity | null;
   readonly header: readonly [name: string, value: string] | null;
   readonly tenants: string[];
-  found: readonly Finding[];
 }
+
+type Group = Facilitator & { found: readonly Finding[] };
 
 /**
  * Sends each facilitator a request as a settlement would: under the host rules, with the tenant's own certificate or header.
@@ -135,7 +138,9 @@ export async function facilitatorFindings(
   const { settlementConfigs: t } = database.read.tables;
   const fields = { tenant: t.tenant, url: t.facilitator_url, ref: t.facilitator_credential_ref };
   const settlements = await inTime(database.read.db.select(fields).from(t).orderBy(t.tenant));
-  if (settlements.length === 0) return findings("facilitators", [], "no tenant has a settlement configuration");
+  const uncollected = await inTime(uncollectedProblems(database));
+  if (settlements.length === 0)
+    return findings("facilitators", uncollected, "no tenant has a settlement configuration");
   const read = createSecretReader({
     store: database,
     keyring: openSealed(database.read, masterKeys),
@@ -166,8 +171,30 @@ export async function facilitatorFindings(
     group.found = await groupFindings(group, outbound);
   });
   const text = `${left} more were not checked within ${ALL_MS_MAX / 1000} s`;
-  const missed = left === 0 ? [] : findings("facilitators", [warning(text, "look at those that are slow")], "");
-  return [...unreadable, ...[...groups.values()].flatMap(({ found }) => found), ...missed];
+  const missed = left === 0 ? null : warning(text, "look at those that are slow");
+  const others = [...uncollected, missed].filter((problem) => problem !== null);
+  const found = [...unreadable, ...[...groups.values()].flatMap(({ found }) => found)];
+  return others.length === 0 ? found : [...found, ...findings("facilitators", others, "")];
+}
+
+/** Tenants whose payments are checked, and stay with the payers. */
+async function uncollectedProblems({ read: { db, tables } }: DatabaseInspection): Promise<Problem[]> {
+  const { agents: a, settlementConfigs: s } = tables;
+  const rows = await db
+    .select({ tenant: a.tenant, agents: count() })
+    .from(a)
+    .leftJoin(s, eq(s.tenant, a.tenant))
+    .where(and(isNotNull(a.pricing), isNull(a.deleted_at), isNull(s.tenant)))
+    .groupBy(a.tenant)
+    .orderBy(a.tenant)
+    .limit(NAMED_MAX + 1);
+  const advice = "its calls are made and nothing is collected";
+  return rows.map(({ tenant, agents }, index) => {
+    if (index === NAMED_MAX) return warning("more tenants have priced agents and no facilitator", advice);
+    const priced = `${agents} priced ${agents === 1 ? "agent" : "agents"}`;
+    const text = `tenant ${tenant} has ${priced} and no facilitator: ${advice}`;
+    return warning(text, "tollgate settlement set names one");
+  });
 }
 
 function named({ url, tenants: [first = "", ...others] }: Pick<Group, "url" | "tenants">): string {
@@ -186,6 +213,13 @@ function base(url: string): string {
 }
 
 async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[]> {
+  const { name } = group.network;
+  const unseen = "whether the tenant has an account there can't be seen from here (`tollgate account list` there)";
+  return findings(named(group), await facilitatorProblems(group, outbound), `it answers and knows ${name}; ${unseen}`);
+}
+
+/** Asks a facilitator as a settlement would, and judges its answer and the certificates of both sides. */
+export async function facilitatorProblems(group: Facilitator, outbound: Outbound): Promise<(Problem | null)[]> {
   const server = observed(outbound);
   const problem = await supportedProblem(group, server.outbound);
   // The first certificate of the bundle is the tenant's own.
@@ -194,13 +228,12 @@ async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[
     group.tls?.cert ?? "",
     "the tenant must store a new one in its credential",
   );
-  const problems = [problem, server.certificateProblem(), server.clockProblem(), own];
-  return findings(named(group), problems, `it settles on ${group.network.name}`);
+  return [problem, server.certificateProblem(), server.clockProblem(), own];
 }
 
-async function supportedProblem(group: Group, outbound: Outbound): Promise<Problem | null> {
+async function supportedProblem(group: Facilitator, outbound: Outbound): Promise<Problem | null> {
   const { network, url, tls, header, tenants } = group;
-  const unreached = "its operator must fix it: paid calls of these tenants wait or are refused";
+  const unreached = "check the URL (tollgate settlement set), or tell its operator: paid calls wait or are refused";
   const request = {
     method: "GET",
     headers: header === null ? [] : [header],
@@ -212,7 +245,6 @@ async function supportedProblem(group: Group, outbound: Outbound): Promise<Probl
     const { status, body } = await exchangeJson(outbound, `${base(url)}/supported`, request, MAX.facilitatorBytes);
     if (status === 200) return kindsProblem(network, body);
     const text = `it answers ${status} to GET /supported`;
-    if (status === 404 || status === 405) return warning(text, "whether it settles on this network is not known");
     const advice = status === 401 || status === 403 ? "the tenant must store a credential that it accepts" : unreached;
     return failure(text, advice);
   } catch (error) {

@@ -30,7 +30,7 @@ const FLAG_MEANINGS: Readonly<Record<string, string>> = {
   "pki server host": "host name or IP address in the certificate; may be given several times",
   name: "name of the client, and of its files",
   jwks: "public keys, as a file or as the URL of a gateway's /.well-known/jwks.json",
-  data: "the request's body: TEXT, a file after @, or - for standard input; of an mcp agent a JSON-RPC request",
+  data: "the request's body: TEXT, a file after @, or - for standard input; for an MCP agent, a JSON-RPC request",
   stream: "print the response as it arrives, however long it is",
   wait: "how long to wait for the result; 60 if not given, 0 starts the call and returns",
   url: "the gateway; http://127.0.0.1:8080 if not given",

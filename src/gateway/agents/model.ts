@@ -4,7 +4,7 @@
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { invalidField } from "../../core/fault.ts";
-import { type HostRules, writtenUrlProblem } from "../../core/host.ts";
+import { type HostRules, urlMeant, writtenUrlProblem } from "../../core/host.ts";
 import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
@@ -24,7 +24,7 @@ const amount = (description: string) =>
     pattern: "^[0-9]+$",
     maxLength: UINT256_DIGITS_MAX,
     description,
-    "x-expected": `a string of 1 to ${UINT256_DIGITS_MAX} digits, in the asset's smallest unit`,
+    "x-expected": `a string of 1 to ${UINT256_DIGITS_MAX} digits, in the asset's smallest unit: 10000 is 0.01 USDC`,
   });
 
 const pricing = ({ name, token }: Network) =>
@@ -270,7 +270,8 @@ function givenFields(body: GivenFields, rules: HostRules): Partial<AgentFields> 
 function checkUrl(url: string, rules: HostRules): void {
   checkText("upstream_url", url, { min: 0, max: Number.POSITIVE_INFINITY });
   const problem = writtenUrlProblem(url, rules);
-  if (problem !== null) throw invalidField("upstream_url", problem);
+  const meant = urlMeant(url);
+  if (problem !== null) throw invalidField("upstream_url", meant === null ? problem : `${problem}: ${meant}`);
 }
 
 function storedTags(tags: readonly string[]): string {

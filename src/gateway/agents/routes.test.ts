@@ -157,7 +157,7 @@ describe("changing an agent", () => {
     [{ credential_ref: UNKNOWN_AGENT }, "credential_ref: names no credential of this tenant"],
     [
       { upstream_url: "http://localhost/" },
-      "upstream_url: must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt",
+      "upstream_url: is a private or local address; the operator can allow it with TOLLGATE_ALLOW_HOSTS",
     ],
   ])("a PATCH of %j is refused and changes nothing", async (body, error) => {
     const agent = await made({ upstream_url: UPSTREAM_URL });
@@ -221,7 +221,7 @@ describe("another tenant's agent", () => {
     const unknown = await answers(UNKNOWN_AGENT);
     expect(unknown.map(outcome)).toEqual(Array(3).fill([404, "no such agent"]));
     expect(await answers(agent.id)).toEqual(unknown);
-    const malformed = "no such agent: it is named by its ID (agt_<uuidv7>); GET /v1/agents lists them";
+    const malformed = "no such agent: use its ID (agt_…), not its name; GET /v1/agents lists them";
     // Its name among them.
     for (const id of [agent.name, "x", "agt_", "%00", "agt_%00", agent.id.toUpperCase(), `${agent.id}%20`]) {
       expect((await answers(id)).map(outcome)).toEqual(Array(3).fill([404, malformed]));
@@ -333,11 +333,16 @@ describe("creating an agent", () => {
       "metadata: must be at most 16384 bytes as JSON",
     ],
     ["a URL that is none", fresh({ upstream_url: "nope" }), "upstream_url: must be an http or https URL with a host"],
+    [
+      "a URL without a scheme",
+      fresh({ upstream_url: "127.0.0.1:8080/a" }),
+      "upstream_url: must be an http or https URL with a host: did you mean http://127.0.0.1:8080/a?",
+    ],
     ["an empty URL", fresh({ upstream_url: "" }), "upstream_url: must be an http or https URL with a host"],
     [
       "a local URL",
       fresh({ upstream_url: "http://127.1:8000" }),
-      "upstream_url: must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt",
+      "upstream_url: is a private or local address; the operator can allow it with TOLLGATE_ALLOW_HOSTS",
     ],
     [
       "a control character in the URL",
@@ -398,15 +403,17 @@ describe("creating an agent", () => {
       fresh({ pricing: { ...PRICING, pay_to: `${PRICING.pay_to}\n` } }),
       "pricing.pay_to: must be an address of 0x and 40 hexadecimal digits",
     ],
-    ...["", "-1", "1.0", "1e3", "0x1", " 1", "1\n", "٣", "9".repeat(79)].map((amount): [string, object, string] => [
-      `the amount ${JSON.stringify(amount)}`,
-      fresh({ pricing: { ...PRICING, amount } }),
-      "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest unit",
-    ]),
+    ...["", "-1", "0.01", "1.0", "1e3", "0x1", " 1", "1\n", "٣", "9".repeat(79)].map(
+      (amount): [string, object, string] => [
+        `the amount ${JSON.stringify(amount)}`,
+        fresh({ pricing: { ...PRICING, amount } }),
+        "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest unit: 10000 is 0.01 USDC",
+      ],
+    ),
     [
       "a numeric amount",
       fresh({ pricing: { ...PRICING, amount: 5 } }),
-      "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest unit",
+      "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest unit: 10000 is 0.01 USDC",
     ],
     [
       "an amount of more than 256 bits",
@@ -421,7 +428,7 @@ describe("creating an agent", () => {
     [
       "a tool price of no form",
       fresh({ ...MCP, pricing: { ...PRICING, tools: { "a\nb": 5 } } }),
-      "pricing.tools.a\nb: must be a string of 1 to 78 digits, in the asset's smallest unit",
+      "pricing.tools.a\nb: must be a string of 1 to 78 digits, in the asset's smallest unit: 10000 is 0.01 USDC",
     ],
     [
       "a tool name with a control character",

@@ -235,7 +235,7 @@ test("another tenant's credential is answered byte for byte like an unknown ID, 
   const unknown = await answers(UNKNOWN);
   expect(unknown.map(outcome)).toEqual(Array(4).fill([404, "no such credential"]));
   expect(await answers(id)).toEqual(unknown);
-  const malformed = "no such credential: it is named by its ID (cred_<uuidv7>); GET /v1/credentials lists them";
+  const malformed = "no such credential: use its ID (cred_…), not its name; GET /v1/credentials lists them";
   for (const path of ["x", "cred_", "%00", "cred_%00", id.toUpperCase()]) {
     expect((await answers(path)).map(outcome)).toEqual(Array(4).fill([404, malformed]));
   }

@@ -100,6 +100,7 @@ export function checkFacilitatorUrl(text: string, rules: HostRules): void {
   const problem = writtenUrlProblem(text, rules, "https");
   if (problem !== null) throw refuse(problem);
   if (/[?#]/.test(text)) throw refuse("must have no query and no fragment");
+  if (/\/settle\/*$/.test(text)) throw refuse("must be the base URL, without /settle");
 }
 
 function merged(current: SettlementConfigRow | null, body: SettlementConfigPatch, tenant: string, now: number) {

@@ -8,6 +8,7 @@ import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
+import { PassingStartupProblem } from "../../core/startup.ts";
 import type { Clock } from "../../core/time.ts";
 import { ensurePrivateFile } from "../data-dir.ts";
 import { isSqliteBusy, within } from "../failures.ts";
@@ -80,6 +81,12 @@ function migrate({ path, clock, log }: SqliteOptions): void {
     migrateSqlite(connection, { clock, log });
   } catch (cause) {
     const isBroken = cause instanceof SQLiteError && /^SQLITE_(NOTADB|CORRUPT)/.test(cause.code ?? "");
+    if (isSqliteBusy(cause)) {
+      const advice = "end what writes to it (a copy that is being made, an SQLite shell), and start again";
+      throw new PassingStartupProblem(`another program has locked ${path} for ${OPEN_BUSY_MS / 1000} s: ${advice}`, {
+        cause,
+      });
+    }
     throw isBroken
       ? unreadable(path, cause, "; check its disk, or put a backup in its place (tollgate restore FILE)")
       : cause;
