@@ -307,7 +307,7 @@ describe("beside a gateway", () => {
         "fail T: the tenant's client certificate expired at ",
       ],
       [{ network: "base-sepolia" }, "fail T: it does not settle on base; "],
-      [{ status: 404 }, "fail T: it answers 404 to GET /supported; check the URL"],
+      [{ status: 404 }, "warn T: it answers 404 to GET /supported; check the URL"],
       [
         { status: 503 },
         "fail T: it answers 503 to GET /supported; check the URL \\(tollgate settlement set\\), or tell its operator",

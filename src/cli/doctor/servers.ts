@@ -245,6 +245,8 @@ async function supportedProblem(group: Facilitator, outbound: Outbound): Promise
     const { status, body } = await exchangeJson(outbound, `${base(url)}/supported`, request, MAX.facilitatorBytes);
     if (status === 200) return kindsProblem(network, body);
     const text = `it answers ${status} to GET /supported`;
+    // Some facilitators have no such route.
+    if (status === 404 || status === 405) return warning(text, unreached);
     const advice = status === 401 || status === 403 ? "the tenant must store a credential that it accepts" : unreached;
     return failure(text, advice);
   } catch (error) {
