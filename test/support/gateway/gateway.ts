@@ -5,9 +5,6 @@ import { Database as Sqlite } from "bun:sqlite";
 import { describe } from "bun:test";
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
-import { mintToken } from "../../../src/cli/token.ts";
-import { loadConfig } from "../../../src/config.ts";
-import { silentLog } from "../../../src/core/log.ts";
 import { newMasterKey } from "../keys.ts";
 import { startPostgres } from "../stores/postgres.ts";
 import { type Environment, type Finished, runCommand, START_MS_MAX, startService, temporaryRoot } from "./process.ts";
@@ -115,11 +112,11 @@ export async function startGateway({
   let current = await start();
 
   const run = (...args: readonly string[]) => runCommand(args, { cwd, env: environment, ...program });
-  // As `tollgate token` does it, in this process: one of its own for each token took a fourth of what a gateway takes to start.
   const mint = async ({ tenant, user, scope }: Caller) => {
-    const { config, problems } = loadConfig("token", new Map(), environment, false);
-    if (config === null) throw new Error(problems.join("; "));
-    return mintToken(config, { tenant, user, scope: scope ?? null, ttlSeconds: 12 * 3600 }, silentLog);
+    const scopes = scope === undefined ? [] : ["--scope", scope];
+    const { code, stdout, stderr } = await run("token", "--tenant", tenant, "--user", user, ...scopes);
+    if (code !== 0) throw new Error(`tollgate token ended with ${code}: ${stderr}`);
+    return stdout.trim();
   };
   return {
     get url() {
