@@ -299,7 +299,7 @@ describe("the metrics port", () => {
     expect([used.code, used.stderr]).toEqual([
       2,
       expect.stringContaining(
-        `TOLLGATE_HOST and TOLLGATE_METRICS_PORT must be free to listen on: 127.0.0.1 port ${taken.port}`,
+        `TOLLGATE_HOST and TOLLGATE_METRICS_PORT must be free to listen on: 127.0.0.1:${taken.port}`,
       ),
     ]);
     const same = await start("18999", "18999");

@@ -166,7 +166,7 @@ test.concurrent("a port that another gateway listens on is refused", async () =>
   await using elsewhere = await startGateway();
   await elsewhere.stop();
   const second = await elsewhere.run("--mode", "gateway", "--port", port);
-  expect(second.stderr).toContain(`must be free to listen on: 127.0.0.1 port ${port}`);
+  expect(second.stderr).toContain(`must be free to listen on: 127.0.0.1:${port}`);
   expect(second.code).toBe(2);
 });
 

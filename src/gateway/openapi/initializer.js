@@ -175,7 +175,9 @@ const replacesOne = ({ path, method }, system) =>
   !path.includes("{") &&
   system.specSelectors.specJson().hasIn(["paths", path, "get"]);
 
-const LOOK_UP_MS_MAX = 2_000;
+const LOOK_UP_MS_MAX = 30_000;
+/** An operation opens after so long at the latest. What the gateway has for it is put in when it comes. */
+const OPENS_AFTER_MS = 2_000;
 const tokenOf = (system) => system.authSelectors.authorized().getIn(["bearer", "value"]);
 
 /** What the gateway has at the path for the reader's token: null if nothing, and undefined if that can't be told. */
@@ -201,7 +203,8 @@ const lookUpIds = async (described, system) => {
   const isWanted = (prefix) => unsure.has(prefix) || (newest(prefix) === undefined && !isChange(described));
   const lookUp = async (prefix) => {
     const found = await whatIsAt(LISTS[prefix], system);
-    if (!found) return;
+    // IDs that may be another tenant's go, also where nobody can tell.
+    if (!found && !unsure.has(prefix)) return;
     unsure.delete(prefix);
     const ids = new Set(listIn(found).map(({ id }) => id));
     for (const id of remembered[prefix].filter((id) => !ids.has(id))) forget(id);
@@ -373,7 +376,10 @@ const Helper = {
           async (thing, isShown = true) => {
             const [, , opened, detail] = [thing].flat();
             const found = operationsOf(system).find(({ operation }) => operation.operationId === opened);
-            if (isShown && detail === undefined && found !== undefined) await prepare(found, system);
+            if (isShown && detail === undefined && found !== undefined) {
+              const late = new Promise((resolve) => setTimeout(resolve, OPENS_AFTER_MS));
+              await Promise.race([prepare(found, system), late]);
+            }
             return original(thing, isShown);
           },
       },
