@@ -39,9 +39,10 @@ export function printable(text: string): string {
 
 /**
  * Escapes in JSON what `printable` would replace, except the line ends between the values, so that the text stands for the same
- * value. Takes 0.3 µs of a line of the log (measured).
+ * value.
  */
 export function printableJson(json: string): string {
+  if (/^[\n\x20-\x7e]*$/.test(json)) return json;
   const unit = (text: string, at: number) => `\\u${text.charCodeAt(at).toString(16).padStart(4, "0")}`;
   return json.replace(/(?!\n)[\p{Cc}\p{Cf}\u2028\u2029]/gu, (character) =>
     Array.from({ length: character.length }, (_, at) => unit(character, at)).join(""),

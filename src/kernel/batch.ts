@@ -24,6 +24,11 @@ class Line<T> {
     this.#next.push(item);
   }
 
+  forEach(visit: (item: T) => void): void {
+    for (const item of this.#next) visit(item);
+    for (const item of this.#added) visit(item);
+  }
+
   take(): T | undefined {
     if (this.#next.length === 0) [this.#next, this.#added] = [this.#added.reverse(), []];
     return this.#next.pop();
@@ -53,6 +58,11 @@ export function createTurnQueue<T extends { readonly tenant: string }>() {
       return arrived.length + inLines;
     },
     add: (item: T): void => void arrived.push(item),
+    /** Visits all that wait, in any order. */
+    forEach(visit: (item: T) => void): void {
+      for (const item of arrived) visit(item);
+      for (const line of lines.values()) line.forEach(visit);
+    },
     /** Takes out the next ones, at most so many. */
     take(most: number): readonly T[] {
       if (inLines === 0 && arrived.length <= most) {

@@ -12,8 +12,8 @@ import type { Log } from "../../core/log.ts";
 import { createTurnQueue } from "../../kernel/batch.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
-import { createFairShare } from "../../kernel/share.ts";
-import { type ActingRequest, actingRequest, actingTenant } from "../../kernel/wait.ts";
+import { createFairShare, type FairShare } from "../../kernel/share.ts";
+import { actingRequest, actingTenant } from "../../kernel/wait.ts";
 import { isSqliteBusy, sqliteCommitFailure, sqliteFailure, unavailable } from "../failures.ts";
 import {
   type Command,
@@ -216,11 +216,11 @@ export function createGroupCommit(options: GroupOptions) {
   const runner = createGroupRunner(options, commandOn);
   const queue = createGroupQueue();
   const share = createFairShare({ size: MAX.storeWaiting });
-  const bounded = createBoundedWrites();
   let scheduled = false;
   let closed = false;
   let isolated = false;
   let busySince: number | undefined;
+  let lookedAt = 0;
   let onIdle = () => {};
 
   /** Begins a group. False when another process holds the write lock: the writes wait on, without blocking the event loop. */
@@ -238,10 +238,20 @@ export function createGroupCommit(options: GroupOptions) {
     }
   }
 
+  /** Refuses the writes whose requests may wait no longer. A group that comes to one passes over it. */
+  async function refuseLate(): Promise<void> {
+    const now = performance.now();
+    if (now - lookedAt < LOOK_PAUSE) return;
+    lookedAt = now;
+    const late = queue.lateAt(now);
+    const why = unavailable(new Error("the request has waited for the database too long"));
+    await inSlices(late, (write) => write.reject(why));
+  }
+
   async function runGroup(): Promise<void> {
-    await bounded.refuseLate();
+    await refuseLate();
     if (await begin()) {
-      const group = queue.next().filter((write) => !write.isOver());
+      const group = queue.next().filter((write) => !write.isOver);
       const outcome = await runner.run(group, isolated);
       const { answers, retry } = outcome;
       isolated = outcome.isolated === true;
@@ -264,14 +274,8 @@ export function createGroupCommit(options: GroupOptions) {
   function enter<T>(asked: AskedWrite): Promise<T> {
     if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
     if (share.take(asked.tenant) !== null) return Promise.reject(unavailable(new Error("too many writes wait")));
-    // The wait of a request is counted here and not by countWait, which would cost each write a promise of its own.
-    const request = actingRequest();
     const { promise, resolve, reject } = Promise.withResolvers<unknown>();
-    const write = waitingWrite(asked, resolve, reject, () => {
-      share.giveBack(asked.tenant);
-      if (request !== null) bounded.remove(write, request);
-    });
-    if (request !== null) bounded.add(write, request);
+    const write = new WaitingWrite(asked, resolve, reject, share);
     queue.add(write);
     schedule();
     return promise as Promise<T>;
@@ -316,28 +320,55 @@ interface AskedWrite {
   readonly bytes: number;
 }
 
-interface WaitingWrite extends AskedWrite {
+/** A class, since a group has hundreds of them: functions of each would cost more than its SQL. */
+class WaitingWrite implements AskedWrite {
+  readonly job: AskedWrite["job"];
+  readonly tenant: string;
+  readonly mayFail: boolean;
+  readonly bytes: number;
+  /** Until when its request may wait for it, by performance.now(). */
+  readonly until: number;
   /** Whether its caller has been told already, so that it must not be run any more. */
-  isOver(): boolean;
-  resolve(value: unknown): void;
-  reject(error: unknown): void;
-}
+  isOver = false;
+  readonly #resolve: (value: unknown) => void;
+  readonly #reject: (error: unknown) => void;
+  readonly #share: FairShare;
+  readonly #request = actingRequest();
 
-/** @param ended is called before the caller is told the outcome, which happens once */
-function waitingWrite(
-  asked: AskedWrite,
-  resolve: (value: unknown) => void,
-  reject: (error: unknown) => void,
-  ended: () => void,
-): WaitingWrite {
-  let isOver = false;
-  const tellBy = (tell: (outcome: unknown) => void) => (outcome: unknown) => {
-    if (isOver) return;
-    isOver = true;
-    ended();
-    tell(outcome);
-  };
-  return { ...asked, isOver: () => isOver, resolve: tellBy(resolve), reject: tellBy(reject) };
+  /** @param share of which it has taken one place, which it gives back */
+  constructor(
+    { job, tenant, mayFail, bytes }: AskedWrite,
+    resolve: (value: unknown) => void,
+    reject: (error: unknown) => void,
+    share: FairShare,
+  ) {
+    this.job = job;
+    this.tenant = tenant;
+    this.mayFail = mayFail;
+    this.bytes = bytes;
+    this.#resolve = resolve;
+    this.#reject = reject;
+    this.#share = share;
+    // The wait of a request is counted here and not by countWait, which would cost each write a promise of its own.
+    this.until = this.#request?.beginWait(performance.now()) ?? Number.POSITIVE_INFINITY;
+  }
+
+  resolve(value: unknown): void {
+    if (this.#end()) this.#resolve(value);
+  }
+
+  reject(error: unknown): void {
+    if (this.#end()) this.#reject(error);
+  }
+
+  /** False when it has ended before. */
+  #end(): boolean {
+    if (this.isOver) return false;
+    this.isOver = true;
+    this.#share.giveBack(this.tenant);
+    this.#request?.endWait(performance.now());
+    return true;
+  }
 }
 
 /** A write failed without a savepoint, so the whole group has to be rolled back. */
@@ -361,32 +392,8 @@ interface GroupOutcome {
   readonly isolated?: boolean;
 }
 
-/** Between two looks for those whose request may wait no longer, in milliseconds: thousands may wait. */
+/** Between two looks for writes whose requests may wait no longer, in milliseconds: thousands may wait. */
 const LOOK_PAUSE = 100;
-
-/** The waiting writes of requests, each of which may wait for the database for so long in all. */
-function createBoundedWrites() {
-  const untilOf = new Map<WaitingWrite, number>();
-  let lookedAt = Number.NEGATIVE_INFINITY;
-  return {
-    add(write: WaitingWrite, request: ActingRequest): void {
-      untilOf.set(write, request.beginWait(performance.now()));
-    },
-    remove(write: WaitingWrite, request: ActingRequest): void {
-      untilOf.delete(write);
-      request.endWait(performance.now());
-    },
-    /** Refuses those whose time is over. A group that comes to one passes over it. */
-    async refuseLate(): Promise<void> {
-      const now = performance.now();
-      if (now - lookedAt < LOOK_PAUSE) return;
-      lookedAt = now;
-      const late = [...untilOf].filter(([, until]) => until <= now);
-      const why = unavailable(new Error("the request has waited for the database too long"));
-      await inSlices(late, ([write]) => write.reject(why));
-    },
-  };
-}
 
 /** The outcome of a group of which nothing was stored: which writes are rejected, and which are retried. */
 function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: number): GroupOutcome {
@@ -458,6 +465,12 @@ function createGroupQueue() {
   return {
     size: () => small.size + forAll.size + large.size + undone.length,
     add: (write: WaitingWrite) => queueOf(write).add(write),
+    /** Those whose requests may not wait beyond `now`. */
+    lateAt(now: number): readonly WaitingWrite[] {
+      const late = undone.filter(({ until }) => until <= now);
+      for (const each of queues) each.forEach((write) => void (write.until <= now && late.push(write)));
+      return late;
+    },
     /** Puts writes back at the front. Isolated ones all run in the next group, since any of them may be the failed one. */
     putBack(writes: readonly WaitingWrite[], isolated: boolean): void {
       if (isolated) {
