@@ -13,6 +13,8 @@ export function unavailable(cause: unknown): Fault {
   return new Fault("unavailable", STORE_UNAVAILABLE, { retryAfterSeconds: STORE_RETRY_AFTER_SECONDS, cause });
 }
 
+export const waitedTooLong = () => unavailable(new Error("the request has waited for the database too long"));
+
 /** The database client's error inside Drizzle's, whose message shows all values. */
 export function clientError(error: unknown): unknown {
   return error instanceof DrizzleQueryError ? error.cause : error;
@@ -155,7 +157,7 @@ export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = 
 export function askStore<T>(msMax: number, ask: (until: number) => Promise<T>): Promise<T> {
   return countWait(async (latest) => {
     const now = performance.now();
-    if (latest <= now) throw unavailable(new Error("the request has waited for the database too long"));
+    if (latest <= now) throw waitedTooLong();
     return ask(Math.min(now + msMax, latest));
   });
 }

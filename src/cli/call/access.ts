@@ -2,6 +2,7 @@
 // the answers. The gateway may be a stranger's, so no field is taken to be what it should be.
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { Value } from "@sinclair/typebox/value";
+import { INVOCATION_STATUSES } from "../../core/states.ts";
 import { readBody, Undecodable } from "../../http/client/body.ts";
 import { type Answer, OutboundError } from "../../http/client/exchange.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
@@ -56,7 +57,6 @@ export async function ask(access: GatewayAccess, request: AccessRequest): Promis
 }
 
 const maybe = <T extends TSchema>(type: T) => Type.Optional(Type.Union([type, Type.Null()]));
-const STATUSES = (["pending", "running", "succeeded", "failed"] as const).map((status) => Type.Literal(status));
 
 export const AGENT = Type.Object({
   id: Type.String({ pattern: "^agt_[0-9a-f-]+$" }),
@@ -67,7 +67,7 @@ export const AGENTS = Type.Object({ data: Type.Array(AGENT), total: Type.Integer
 
 /** The fields of the poll view that decide about the end of a run. */
 export const CALL_VIEW = Type.Object({
-  status: Type.Union(STATUSES),
+  status: Type.Union(INVOCATION_STATUSES.map((status) => Type.Literal(status))),
   error_class: maybe(Type.String()),
   error_detail: maybe(Type.String()),
   upstream_status: maybe(Type.Integer()),

@@ -1,5 +1,5 @@
-// `tollgate call` makes one call over HTTP, as any caller would. It pays where the gateway asks for a price that its user allows, and
-// prints the agent's response. Standard output has that response alone, byte for byte; all else goes to standard error.
+// `tollgate call` makes one call over HTTP, as any caller would, and prints the agent's response. If the call has a price,
+// the command pays it, up to --max-price. Standard output has the response alone, byte for byte; all else goes to standard error.
 import { fstatSync } from "node:fs";
 import type { Static, TSchema } from "@sinclair/typebox";
 import {

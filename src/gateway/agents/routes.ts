@@ -181,7 +181,7 @@ export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network
       async ({ request }) => {
         const body = await readCreate(request);
         const created = await service.create(scopeOf(request).caller, body);
-        // Not read again: a read that failed would tell a write as refused which is durable.
+        // Not read again: if that read failed, a durable write would be reported as refused.
         return shown(request, () => created, "created");
       },
       { parse: "none", detail: create(network) },

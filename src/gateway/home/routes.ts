@@ -129,7 +129,7 @@ function pageHtml(version: string, isReady: boolean, token: string): string {
         <dd>${isReady ? STATES.ready : STATES.notReady}</dd>
       </dl>
       <nav aria-label="Go on">
-        <a href="swagger"><strong>Try the API</strong> <span>Swagger: try the API from your browser.</span></a>
+        <a href="swagger"><strong>Try the API</strong> <span>Swagger, in your browser.</span></a>
         <a href="docs"><strong>Read the manual</strong> <span>First steps, how-to, reference, explanation.</span></a>
       </nav>
       <h2>A token</h2>

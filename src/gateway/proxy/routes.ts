@@ -53,7 +53,8 @@ export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "
 const hasEnded = () => new Fault("conflict", "the invocation has already ended");
 
 /**
- * The call as it has ended. Read by the write itself: a read that failed after it would tell a call as not cancelled which is.
+ * Cancels the call and returns it as it has ended. The write itself reads the call: if a later read failed, a cancelled call
+ * would be reported as not cancelled.
  *
  * @throws Fault `conflict` when the call had ended before
  */
