@@ -132,6 +132,8 @@ class UpstreamConnection implements IdleConnection {
     // It may have been stopped since it was dialled, and a signal that is aborted already would never end the exchange.
     if (request.signal.aborted) this.end();
     request.signal.throwIfAborted();
+    // The server may have closed it while `leaving` was awaited, and the socket emits no further event.
+    if (this.isEnded) throw new TransportError("ECONNRESET");
     request.connected?.();
     const socket = this.#socket;
     socket.ref();

@@ -1,4 +1,5 @@
 import { afterEach, describe, expect, test } from "bun:test";
+import { once } from "node:events";
 import net from "node:net";
 import fc from "fast-check";
 import { sentBytes, sentText } from "../../../test/support/http/answer-body.ts";
@@ -228,6 +229,19 @@ describe("errors of a request", () => {
       const error = await refusing.request(`${scheme}://up.test/`, post()).catch((thrown) => thrown);
       expect(error.message).toBe(`up.test:${port} at 127.99.99.99: ECONNREFUSED`);
     }
+  });
+
+  test("come at once when the server closes the connection between its dial and its first byte", async () => {
+    const peer = Promise.withResolvers<net.Socket>();
+    const url = `http://127.0.0.1:${await bind(net.createServer(peer.resolve), "127.0.0.1")}/`;
+    const leaving = async () => {
+      const socket = await peer.promise;
+      const closed = once(socket, "close");
+      socket.end().resume();
+      await closed;
+    };
+    const signal = AbortSignal.timeout(10_000);
+    expect(await kindOf(outboundOf().request(url, post({ signal, leaving })))).toBe("lost");
   });
 
   test("come only when no address can be connected", async () => {

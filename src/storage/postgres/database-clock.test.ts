@@ -45,6 +45,29 @@ test("the database clock follows the server, and goes on by itself while the ser
   clock.stop();
 });
 
+test("the database clock does not step when an answer of the server is slow to arrive", async () => {
+  const serverTime = () => 1_000_000 + performance.now();
+  let [isSlow, answered] = [false, Promise.withResolvers<void>()];
+  const clock = await openDatabaseClock({
+    async ask() {
+      const time = serverTime();
+      if (isSlow) await Bun.sleep(100);
+      setImmediate(answered.resolve);
+      return time;
+    },
+    everyMs: EVERY_MS,
+  });
+  isSlow = true;
+  answered = Promise.withResolvers();
+  await answered.promise;
+  const before = clock.now() - serverTime();
+  answered = Promise.withResolvers();
+  await answered.promise;
+  expect(Math.abs(clock.now() - serverTime() - before)).toBeLessThan(10);
+  expect(Math.abs(clock.now() - serverTime())).toBeLessThan(10);
+  clock.stop();
+});
+
 test("a server that does not answer at the start is no clock", async () => {
   const { state, ask } = server(0);
   state.isAway = true;

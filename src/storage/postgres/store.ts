@@ -173,26 +173,23 @@ interface DatabaseClockOptions {
  * @throws the error of the first query; later queries may fail, and the clock goes on
  */
 export async function openDatabaseClock({ ask, everyMs = ASK_EVERY_MS }: DatabaseClockOptions) {
-  let offset = 0;
+  let offset: number | null = null;
 
-  /** Asks for the time. @returns whether the server's clock deviates from the expected time, or the round trip took too long */
-  async function synchronise(roundTripMsMax: number): Promise<boolean> {
+  /** Asks for the time. @returns whether the clock had to be corrected */
+  async function synchronise(): Promise<boolean> {
     const askedAt = performance.now();
     const time = await ask();
     const answeredAt = performance.now();
-    if (answeredAt - askedAt > roundTripMsMax) return true;
-    const before = offset;
-    offset = time - (askedAt + answeredAt) / 2;
-    // An ordinary round trip, up to 20 ms, may explain a smaller deviation.
-    return Math.abs(offset - before) > 20;
+    // The server read its time at some moment of the round trip. A clock that agrees with one of those moments is not touched.
+    const [least, most] = [time - answeredAt, time - askedAt];
+    const known = offset ?? (least + most) / 2;
+    offset = Math.min(Math.max(known, least), most);
+    return offset !== known;
   }
 
-  await synchronise(Number.POSITIVE_INFINITY);
-  const asking = poll({ leastMs: everyMs, mostMs: everyMs * CALM_FACTOR }, () =>
-    // The time was read at some moment of the round trip, so a long one says little.
-    synchronise(500).catch(() => true),
-  );
-  return { now: () => Math.round(offset + performance.now()), stop: asking.stop };
+  await synchronise();
+  const asking = poll({ leastMs: everyMs, mostMs: everyMs * CALM_FACTOR }, () => synchronise().catch(() => true));
+  return { now: () => Math.round((offset ?? 0) + performance.now()), stop: asking.stop };
 }
 
 /** A string literal, independent of `standard_conforming_strings`. */
