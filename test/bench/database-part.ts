@@ -37,7 +37,8 @@ export async function databasePart(seconds: number, report: Report): Promise<voi
     const own = await open();
     const dataDir = mkdtempSync(join(temporaryRoot(), "store-"));
     const store = await openStore({ databaseUrl: own.url, dataDir, log: silentLog, clock: systemClock });
-    const figures = await repeat(() => storedCall(store), seconds, own);
+    const take = createTaker(store);
+    const figures = await repeat(() => storedCall(store, take), seconds, own);
     await store.close();
     report.add(`store: accept, claim, finish, ${own.name}`, figures, {
       floor: [floor, "cpu_us"],
@@ -54,16 +55,35 @@ async function bareCall(store: FloorStore): Promise<void> {
   await store.finish({ id, body: ANSWER });
 }
 
-async function storedCall(store: Store): Promise<void> {
-  const now = systemClock.now();
-  const one = accepted(now, {}, BODY);
-  const { tenant, agent_id } = one.row;
+async function storedCall(store: Store, take: () => Promise<string>): Promise<void> {
+  const one = accepted(systemClock.now(), {}, BODY);
   await accept(store, one);
-  const block = { tenant, agent_id, owner: OWNER, tokens: [TOKEN], now, after: "", leftOut: [] };
-  const { taken } = await store.execute(takeCommand, block);
-  const id = taken[0]?.id ?? "";
+  const key = { tenant: one.row.tenant, id: await take() };
   const ending = { ...SUCCESS, response: ANSWER, resp_size: ANSWER.length };
-  await finish(store, { key: { tenant, id }, token: TOKEN, request_id: "bench" }, ending, systemClock.now());
+  await finish(store, { key, token: TOKEN, request_id: "bench" }, ending, systemClock.now());
+}
+
+/** Takes calls for all strands, by one command at a time, as the gateway does for an agent. */
+function createTaker(store: Store) {
+  const { tenant, agent_id } = accepted(0, {}, BODY).row;
+  const waiting: ((id: string) => void)[] = [];
+  let isTaking = false;
+  async function takeAll(): Promise<void> {
+    if (isTaking) return;
+    isTaking = true;
+    while (waiting.length > 0) {
+      const tokens = waiting.map(() => TOKEN);
+      const block = { tenant, agent_id, owner: OWNER, tokens, now: systemClock.now(), after: "", leftOut: [] };
+      const { taken } = await store.execute(takeCommand, block);
+      for (const { id } of taken) waiting.shift()?.(id);
+    }
+    isTaking = false;
+  }
+  return () =>
+    new Promise<string>((resolve) => {
+      waiting.push(resolve);
+      void takeAll();
+    });
 }
 
 /** So many strands, each with the next call as soon as the last one has ended. */
