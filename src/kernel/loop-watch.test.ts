@@ -38,7 +38,7 @@ test("a pause that the thread computed is a warning", async () => {
 });
 
 describe("by a simulated clock,", () => {
-  const TICK_MS = 10;
+  const TICK_MS = 20;
   const LEAST_MS = 100;
   let [time, cpu] = [0, 0];
   const restore: { mockRestore(): void }[] = [];

@@ -37,7 +37,7 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
   const changes = writer.prepare<{ n: number }, []>("select total_changes() as n");
   const isLarge = () => statSync(`${path}-wal`).size > walBytes;
   const thread = createThread(path, log, spawn ?? spawnThread);
-  let movedChanges = -1;
+  let [seenChanges, movedChanges] = [-1, -1];
   let checkedAt = Number.NEGATIVE_INFINITY;
   let isStopped = false;
 
@@ -46,24 +46,30 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
     if (!writer.inTransaction) checkpoint.run();
   }
 
-  async function moveIfDue(): Promise<void> {
-    const isDue = performance.now() - checkedAt >= 1_000;
-    if (writer.inTransaction || (!isDue && !isLarge())) return;
-    checkedAt = performance.now();
+  /** @returns whether anything was written since the last look */
+  async function moveIfDue(): Promise<boolean> {
+    if (writer.inTransaction) return true;
     const currentChanges = changes.get()?.n ?? 0;
-    if (currentChanges === movedChanges) return;
+    const isBusy = currentChanges !== seenChanges;
+    seenChanges = currentChanges;
+    const isDue = performance.now() - checkedAt >= 1_000;
+    if (currentChanges === movedChanges || (!isDue && !isLarge())) return isBusy;
+    checkedAt = performance.now();
     let isMoved = await thread.move();
     // Each repeat leaves less to move.
     for (let again = 0; again < REPEATS && isMoved && !isStopped && isLarge(); again++) isMoved = await thread.move();
-    if (isStopped) return;
+    if (isStopped) return false;
     if (!isMoved || isLarge()) moveHere();
     movedChanges = currentChanges;
+    return isBusy;
   }
 
-  const looking = poll({ leastMs: 50, mostMs: 50 }, async () => {
-    await moveIfDue().catch((error) => log.warn("checkpoint_failed", { error }));
-    return false;
-  });
+  const looking = poll({ leastMs: 50, mostMs: 200 }, () =>
+    moveIfDue().catch((error) => {
+      log.warn("checkpoint_failed", { error });
+      return false;
+    }),
+  );
   return {
     /** Ends the thread. The write-ahead log stays as it is. */
     stop(): Promise<void> {
