@@ -22,7 +22,7 @@ import type { Store } from "../storage/store.ts";
 import type { Network } from "../x402/network.ts";
 import type { Verifier } from "../x402/verifier.ts";
 import { agentRoutes } from "./agents/routes.ts";
-import { agentOfCredential, agentShutOut } from "./agents/service.ts";
+import { agentsOfCredential } from "./agents/service.ts";
 import { type AgentCache, createAgentCache, createRateLimiter, createSharedRateLimiter } from "./agents/store.ts";
 import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
@@ -46,12 +46,12 @@ import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
 import type { ChainLook } from "./payment/chain-look.ts";
-import { settlementOfCredential, settlementRoutes, settlementShutOut } from "./payment/config.ts";
+import { settlementRoutes, settlementsOfCredential } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import type { RestoreGuard } from "./payment/restored.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
-import { paidCallOfCredential, paidCallShutOut } from "./payment/store.ts";
+import { paidCallsOfCredential } from "./payment/store.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { createPolicyService, type PolicyService } from "./policy/service.ts";
 import { fastCalls, type ProxyRoutesOptions, proxyRoutes } from "./proxy/routes.ts";
@@ -274,11 +274,10 @@ function managementRoutes({ options, store, keyring, rules }: GatewayParts, agen
   const { clock } = store;
   const { network, quotas } = options;
   const { agents: agentsMax, credentials: credentialsMax } = quotas;
-  const usedAt = [agentShutOut, settlementShutOut, paidCallShutOut];
-  const namedBy = [agentOfCredential, settlementOfCredential, paidCallOfCredential];
+  const uses = [agentsOfCredential, settlementsOfCredential, paidCallsOfCredential];
   return routes()
     .use(agentRoutes({ network, store, clock, rules, agentsMax, changed: agents.forget }))
-    .use(credentialRoutes({ store, clock, keyring, namedBy, usedAt, credentialsMax }))
+    .use(credentialRoutes({ store, clock, keyring, uses, credentialsMax }))
     .use(settlementRoutes({ store, clock, rules }));
 }
 
