@@ -18,7 +18,7 @@ import { scopeOf } from "../../http/server.ts";
 import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
 import { inTurn } from "../../kernel/turns.ts";
 import type { Reader } from "../../storage/store.ts";
-import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
+import { capturedBody, findInvocation, readHistory } from "./history.ts";
 import type { InvocationRow } from "./service.ts";
 
 const text = (description: string) => Type.Union([Type.String(), Type.Null()], { description });
@@ -108,11 +108,6 @@ export const PollView = Type.Object(
   },
   { $id: "InvocationPoll" },
 );
-
-export interface CapturedBodies {
-  readonly request: Uint8Array | null;
-  readonly response: Uint8Array | null;
-}
 
 function sharedView(row: InvocationRow) {
   return {
@@ -267,17 +262,17 @@ type BodiesByName = Readonly<Record<string, Uint8Array | null>>;
 export async function pollAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
   const { user, scopes } = scopeOf(request).caller;
   if (row.caller !== user && !scopes.has(READ_BODY_SCOPE)) return json("ok", pollView(row));
-  const read = async () => ({ response_body_b64: await capturedResponse(reader, row) });
+  const read = async () => ({ response_body_b64: await capturedBody(reader, row, "response") });
   return withBodies(request, row, { view: pollView(row), sizes: [row.resp_size], read });
 }
 
 async function detailAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
   const view: Static<typeof InvocationDetail> = { ...listItem(row), body_captured: row.body_captured };
   if (!scopeOf(request).caller.scopes.has(READ_BODY_SCOPE)) return json("ok", view);
-  async function read() {
-    const { request, response } = await capturedBodies(reader, row);
-    return { req_body: request, resp_body: response };
-  }
+  const read = async () => ({
+    req_body: await capturedBody(reader, row, "request"),
+    resp_body: await capturedBody(reader, row, "response"),
+  });
   return withBodies(request, row, { view, sizes: [row.req_size, row.resp_size], read });
 }
 
