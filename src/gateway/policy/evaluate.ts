@@ -72,12 +72,16 @@ export async function compile(
 
 /** Whether any rule that applies to the agent has a rate threshold. */
 export function asksForRate({ rules, agents, usesRate }: CompiledPolicy, agentId: string): boolean {
-  if (!usesRate) return false;
-  const matching = agents.rulesOf(agentId);
-  for (let at = nextRule(matching, 0); at !== -1; at = nextRule(matching, at + 1)) {
-    if (rules[at]?.rate_above !== ANY_RATE) return true;
+  return usesRate && firstOf(rules, agents.rulesOf(agentId), ({ rate_above }) => rate_above !== ANY_RATE) !== undefined;
+}
+
+/** The first rule of the set that passes the test. */
+function firstOf(rules: CompiledPolicy["rules"], set: RuleSet, test: (rule: CompiledRule) => boolean) {
+  for (let at = nextRule(set, 0); at !== -1; at = nextRule(set, at + 1)) {
+    const rule = rules[at];
+    if (rule !== undefined && test(rule)) return rule;
   }
-  return false;
+  return undefined;
 }
 
 function hasReached(rule: CompiledRule, { body_bytes, rate }: Pick<EvaluatedCall, "body_bytes" | "rate">): boolean {
@@ -87,12 +91,9 @@ function hasReached(rule: CompiledRule, { body_bytes, rate }: Pick<EvaluatedCall
 export function evaluate({ rules, agents, tools }: CompiledPolicy, call: EvaluatedCall): PolicyVerdict {
   const matching = tools.rulesOf(call.protocol === "mcp" ? call.mcp_tool : null);
   intersect(matching, agents.rulesOf(call.agent_id));
-  for (let at = nextRule(matching, 0); at !== -1; at = nextRule(matching, at + 1)) {
-    const rule = rules[at];
-    if (rule === undefined) break;
-    if (hasReached(rule, call)) return rule.verdict;
-  }
-  throw new Error("a policy without a default");
+  const rule = firstOf(rules, matching, (each) => hasReached(each, call));
+  if (rule === undefined) throw new Error("a policy without a default");
+  return rule.verdict;
 }
 
 /**
@@ -108,17 +109,16 @@ export function toolsDeniedToAll({ rules, agents, tools }: CompiledPolicy, agent
     const matching = tools.rulesOf(tool);
     intersect(matching, ofAgent);
     const denying: CompiledRule[] = [];
-    for (let at = nextRule(matching, 0); at !== -1; at = nextRule(matching, at + 1)) {
-      const rule = rules[at];
-      if (rule === undefined) break;
+    const passing = firstOf(rules, matching, (rule) => {
       const smallest = {
         body_bytes: Math.max(rule.bytes_min, SMALLEST_BODY_BYTES),
         rate: Math.max(rule.rate_above + 1, SMALLEST_RATE),
       };
-      if (rule.verdict.action === "deny") denying.push(rule);
-      else if (!denying.some((earlier) => hasReached(earlier, smallest))) return false;
-    }
-    return true;
+      const isDenying = rule.verdict.action === "deny";
+      if (isDenying) denying.push(rule);
+      return !isDenying && !denying.some((earlier) => hasReached(earlier, smallest));
+    });
+    return passing === undefined;
   };
 }
 
