@@ -1,7 +1,7 @@
 // Records a call that has passed the checks: its row, all that is needed to make it later, and its payment, in one write.
 // Both paths of calls use it, and it also makes the errors of recorded calls, which carry the invocation's ID.
 import type { Call } from "../../core/call.ts";
-import { Fault, type FaultKind } from "../../core/fault.ts";
+import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Mode } from "../../core/states.ts";
@@ -160,33 +160,22 @@ function newRow(
 // Errors of a call that has a record. They carry its ID, so that the caller can look the call up.
 
 export function recordedFault(
-  kind: FaultKind,
-  message: string,
+  { kind, message, retryAfterSeconds, answer }: Fault,
   id: string,
-  {
-    headers,
-    ...detail
-  }: { readonly headers?: Readonly<Record<string, string>>; readonly retryAfterSeconds?: number } = {},
+  paid: Readonly<Record<string, string>> = {},
 ): Fault {
-  const named = { ...headers, "x-service-invocation-id": id };
-  return new Fault(kind, message, { ...detail, answer: { body: { error: message }, headers: named } });
+  const headers = { ...answer?.headers, ...paid, "x-service-invocation-id": id };
+  const retry = retryAfterSeconds !== undefined && { retryAfterSeconds };
+  return new Fault(kind, message, { ...retry, answer: { body: { error: message }, headers } });
 }
 
 export async function withId<T>(id: string, work: Promise<T>): Promise<T> {
-  try {
-    return await work;
-  } catch (error) {
-    if (!(error instanceof Fault)) throw error;
-    const { kind, message, retryAfterSeconds, answer } = error;
-    const detail = {
-      headers: answer?.headers ?? {},
-      ...(retryAfterSeconds !== undefined && { retryAfterSeconds }),
-    };
-    throw recordedFault(kind, message, id, detail);
-  }
+  return work.catch((error) => {
+    throw error instanceof Fault ? recordedFault(error, id) : error;
+  });
 }
 
 /** The idempotency key or payment belongs to a call on the other path: polled instead of streamed, or the reverse. */
 export function otherPathFault(id: string): Fault {
-  return recordedFault("conflict", "this key or payment belongs to a call on the agent's other path", id);
+  return recordedFault(new Fault("conflict", "this key or payment belongs to a call on the agent's other path"), id);
 }

@@ -356,7 +356,7 @@ async function claimPending(
   // A claim ends after the end of its call is stored. If that came between the two, another look shows it.
   if (isLostClaim(options, row)) row = await find();
   if (row.status === "pending" || isLostClaim(options, row)) throw outcomeUnknown(key.id);
-  throw recordedFault("conflict", whyNotMade(row), key.id, { headers: await toldHeaders() });
+  throw recordedFault(new Fault("conflict", whyNotMade(row)), key.id, await toldHeaders());
 }
 
 const recalled = ({ payments }: AdmitStreamOptions, { tenant, id }: InvocationKey) =>
@@ -401,7 +401,7 @@ function whyNotMade({ claim, error_class, settlement_status }: InvocationRow): s
 
 function outcomeUnknown(id: string): Fault {
   const message = "the payment's outcome is not known yet: send the same payment again";
-  return recordedFault("unavailable", message, id, { retryAfterSeconds: 5 });
+  return recordedFault(new Fault("unavailable", message, { retryAfterSeconds: 5 }), id);
 }
 
 function openedOf(
