@@ -15,13 +15,14 @@ import { MAX } from "../../kernel/limits.ts";
 import { bodyOf, type CallBody, wholeOf } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 import type { CallFailure } from "../upstream/failure.ts";
+import type { CredentialHeader } from "../upstream/headers.ts";
 
 export interface Job {
   readonly id: string;
   readonly tenant: string;
   readonly agent_id: string;
   readonly call: Call;
-  readonly credential: { readonly name: string; readonly value: string } | null;
+  readonly credential: CredentialHeader | null;
   /** Jobs with the same key share an MCP session: agent, URL, credential and its version. Null for an http agent. */
   readonly session_key: string | null;
   /**

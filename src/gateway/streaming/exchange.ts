@@ -27,13 +27,9 @@ import { answerHeaders, type Budget, type ResponseRecorder } from "./response.ts
 import { filterEvents, filterJson, refuseAll } from "./tool-filter.ts";
 
 /** An admitted request (see proxy/stream-routes.ts), ready to be sent. */
-export interface OpenedRequest {
+export interface OpenedRequest extends Pick<Call, "url" | "credential_ref" | "headers" | "request_id"> {
   readonly tenant: string;
   readonly agentId: string;
-  readonly url: string;
-  readonly credential_ref: string | null;
-  readonly headers: Call["headers"];
-  readonly request_id: string;
 }
 
 export interface ExchangeDeps {

@@ -10,7 +10,7 @@ import { endsWithin, Stop, type StopSignal, unlessAborted, untilFirst } from "..
 import { isEventStream } from "../../../wire/event-stream.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
 import { SESSION_HEADER, VERSION_HEADER } from "../../../wire/mcp-headers.ts";
-import { credentialHeaders } from "../../upstream/headers.ts";
+import { type CredentialHeader, credentialHeaders } from "../../upstream/headers.ts";
 import { type CallContext, readStart, send, type Upstreams } from "../call.ts";
 import { newTrace } from "../job.ts";
 import { readMessage, readStreamAnswer } from "./response.ts";
@@ -33,7 +33,7 @@ const encoder = new TextEncoder();
 export interface SessionTarget {
   readonly tenant: string;
   readonly url: string;
-  readonly credential: { readonly name: string; readonly value: string } | null;
+  readonly credential: CredentialHeader | null;
   /** The protocol version to offer. */
   readonly offer: string;
   /** `Via` of the call that opens the session, so that a loop back to this gateway is detected. */
@@ -52,15 +52,6 @@ export interface Session extends Opened {
   nextId(): number;
 }
 
-export interface SessionLimits {
-  readonly sessions_max: number;
-  readonly idle_ms: number;
-  /** How long to believe that a server has no sessions after it has opened none. */
-  readonly sessionless_ms: number;
-  /** How long a server may take to open a session. */
-  readonly open_ms: number;
-}
-
 interface KeptSession {
   readonly key: string;
   readonly target: SessionTarget;
@@ -72,12 +63,15 @@ interface KeptSession {
   isRetired: boolean;
 }
 
-const DEFAULT_LIMITS: SessionLimits = {
+const DEFAULT_LIMITS = {
   sessions_max: MAX.mcpSessions,
   idle_ms: 600_000,
+  /** How long to believe that a server has no sessions after it has opened none. */
   sessionless_ms: 60_000,
+  /** How long a server may take to open a session. */
   open_ms: 30_000,
 };
+export type SessionLimits = Readonly<typeof DEFAULT_LIMITS>;
 
 function createEntry(key: string, target: SessionTarget, opened: Opened): KeptSession {
   // 1 was the id of `initialize`.
