@@ -3,26 +3,15 @@
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
-import type { Meters } from "../../core/meters.ts";
 import type { Mode } from "../../core/states.ts";
-import type { Clock } from "../../core/time.ts";
-import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import { CommitUnknown, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { holdCredential, mayGoTo } from "../credentials/service.ts";
-import type { LostCommits, UnsureCall } from "../invocations/lost-commits.ts";
+import type { UnsureCall } from "../invocations/lost-commits.ts";
 import { type AcceptedCall, type AcceptedRow, type AcceptingClaim, accept } from "../invocations/service.ts";
-import { type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
+import { type PricedCall, paidColumns } from "../payment/service.ts";
 import { insertPayment, type PaymentRow } from "../payment/store.ts";
-import { agentIsChanging, type CheckedCall, type ProxyCall } from "./gather.ts";
+import { agentIsChanging, type CallOptions, type CheckedCall, type ProxyCall } from "./gather.ts";
 import type { ParsedRequest } from "./judge.ts";
-
-export interface RecordOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly payments: Pick<Payments, "check" | "paymentRow">;
-  readonly refusals: Pick<LostCommits, "isRefused" | "wasStored">;
-  readonly meters: Pick<Meters, "accepted" | "payment">;
-  readonly replica: string;
-}
 
 interface StoredCall {
   readonly id: string;
@@ -32,7 +21,7 @@ interface StoredCall {
 }
 
 export function acceptedOf(
-  options: RecordOptions,
+  options: CallOptions,
   call: ProxyCall,
   checked: CheckedCall<ParsedRequest>,
   { mode, headers, hash }: { readonly mode: Mode; readonly headers: Call["headers"]; readonly hash: string | null },
@@ -58,7 +47,7 @@ export function acceptedOf(
  *   used for another call meanwhile
  */
 export async function record(
-  options: RecordOptions,
+  options: CallOptions,
   { payment: charged }: CheckedCall<ParsedRequest>,
   accepted: AcceptedCall,
   claim: AcceptingClaim | null,
@@ -93,7 +82,7 @@ export async function record(
 /** The ID of the call that is stored although this write has failed. A refusal would make its caller send the call twice. */
 async function idDespite(
   error: unknown,
-  { refusals, payments }: RecordOptions,
+  { refusals, payments }: CallOptions,
   call: UnsureCall,
   priced: PricedCall | null,
 ): Promise<string> {
@@ -123,7 +112,7 @@ async function requireCredential(
 }
 
 function newRow(
-  { store, clock, replica }: RecordOptions,
+  { store, clock, replica }: CallOptions,
   { caller }: ProxyCall,
   checked: CheckedCall<ParsedRequest>,
   mode: Mode,
