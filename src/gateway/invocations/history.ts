@@ -37,7 +37,6 @@ export async function findInvocation(reader: Reader, tenant: string, id: string)
 
 const ENDED = INVOCATION_STATUSES.filter(isEnded);
 
-/** Returns the IDs of those calls among `keys` that have ended. */
 export async function endedAmong({ db, tables: { invocations: t } }: Reader, keys: readonly InvocationKey[]) {
   const ofTenants = [...Map.groupBy(keys, ({ tenant }) => tenant)].map(([tenant, own]) => {
     const ids = own.map(({ id }) => id);

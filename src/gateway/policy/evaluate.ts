@@ -41,7 +41,6 @@ export interface CompiledPolicy {
   readonly rules: readonly CompiledRule[];
   readonly agents: NameIndex;
   readonly tools: NameIndex;
-  /** Whether any rule has a rate threshold. */
   readonly usesRate: boolean;
 }
 
@@ -62,12 +61,7 @@ export async function compile(
     const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = ANY_RATE } = match;
     return { verdict: { action, matched_rule, reason }, bytes_min, rate_above };
   });
-  return {
-    rules,
-    agents: agents.build(),
-    tools: tools.build(),
-    usesRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE),
-  };
+  return { rules, agents, tools, usesRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE) };
 }
 
 /** Whether any rule that applies to the agent has a rate threshold. */
@@ -148,17 +142,14 @@ export function nextRule(set: RuleSet, from: number): number {
   return -1;
 }
 
-/** An index of the rules that name a text, in full or by a prefix. */
-interface NameIndex {
-  /** The rules that name the text, and those with an empty list, which match any text and null. */
-  rulesOf(text: string | null): RuleSet;
-}
+type NameIndex = Pick<ReturnType<typeof indexNames>, "rulesOf">;
 
-/** @param count the number of rules in the policy */
+/** An index of the rules that name a text, in full or by a prefix. @param count the number of rules in the policy */
 export function indexNames(count: number) {
   const anyText = createRuleSet(count);
   /** The rules by full name, and by prefix without its `*`. */
   const [names, prefixes] = [new Map<string, number[]>(), new Map<string, number[]>()];
+  const prefixLengths = new Set<number>();
   return {
     /** @param list full names, and prefixes ending in `*`; empty matches any text */
     add(list: readonly string[], rule: number): void {
@@ -167,21 +158,18 @@ export function indexNames(count: number) {
         const isPrefix = entry.endsWith("*");
         const [index, text] = isPrefix ? [prefixes, entry.slice(0, -1)] : [names, entry];
         index.getOrInsertComputed(text, () => []).push(rule);
+        if (isPrefix) prefixLengths.add(text.length);
       }
     },
-    build(): NameIndex {
-      const lengths = [...new Set([...prefixes.keys()].map(({ length }) => length))];
-      return {
-        rulesOf(text) {
-          const matching = anyText.slice();
-          if (text === null) return matching;
-          addAll(matching, names.get(text));
-          for (const length of lengths) {
-            if (length <= text.length) addAll(matching, prefixes.get(text.slice(0, length)));
-          }
-          return matching;
-        },
-      };
+    /** The rules that name the text, and those with an empty list, which match any text and null. */
+    rulesOf(text: string | null): RuleSet {
+      const matching = anyText.slice();
+      if (text === null) return matching;
+      addAll(matching, names.get(text));
+      for (const length of prefixLengths) {
+        if (length <= text.length) addAll(matching, prefixes.get(text.slice(0, length)));
+      }
+      return matching;
     },
   };
 }
