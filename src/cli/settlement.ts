@@ -154,7 +154,7 @@ async function storeBundle(
   { tenant, url, bundle }: ChosenFacilitator,
 ): Promise<{ readonly id: string; readonly change: "new" | "rotated" | "kept" }> {
   const credentials = createCredentialService({
-    ...{ store, clock: store.clock, keyring, namedBy: [], usedAt: [] },
+    ...{ store, clock: store.clock, keyring, uses: [] },
     credentialsMax: config.quotas.credentials,
   });
   const caller: Caller = { tenant, user: "", scopes: new Set() };

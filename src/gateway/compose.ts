@@ -22,9 +22,9 @@ import type { Store } from "../storage/store.ts";
 import type { Network } from "../x402/network.ts";
 import type { Verifier } from "../x402/verifier.ts";
 import { agentRoutes } from "./agents/routes.ts";
-import { agentOfCredential, agentShutOut } from "./agents/service.ts";
+import { agentsOfCredential } from "./agents/service.ts";
 import { type AgentCache, createAgentCache, createRateLimiter, createSharedRateLimiter } from "./agents/store.ts";
-import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
+import { createSecrets, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
@@ -46,15 +46,15 @@ import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
 import type { ChainLook } from "./payment/chain-look.ts";
-import { settlementOfCredential, settlementRoutes, settlementShutOut } from "./payment/config.ts";
-import { createFacilitatorClient } from "./payment/facilitator-client.ts";
+import { settlementRoutes, settlementsOfCredential } from "./payment/config.ts";
+import { createFacilitatorClient, type FacilitatorClientOptions } from "./payment/facilitator-client.ts";
 import type { RestoreGuard } from "./payment/restored.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
-import { paidCallOfCredential, paidCallShutOut } from "./payment/store.ts";
+import { paidCallsOfCredential } from "./payment/store.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { createPolicyService, type PolicyService } from "./policy/service.ts";
-import { fastCalls, type ProxyRoutesOptions, proxyRoutes } from "./proxy/routes.ts";
+import { fastCalls, proxyRoutes } from "./proxy/routes.ts";
 import { type AdmitStreamOptions, createSessionIds, streamRoutes } from "./proxy/stream-routes.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
@@ -131,8 +131,7 @@ export async function composeGateway(parts: GatewayParts) {
   const refusals = createLostCommits({ store, clock, log });
   const completionWaiters = createCompletionWaiters((keys) => endedAmong(store.read, keys));
   const pool = upstreamPool(parts);
-  const secrets = secretSources(parts);
-  const resolveCredential = createCredentialResolver(secrets);
+  const { resolve: resolveCredential, read: openSecret } = createSecrets(secretSources(parts));
   subscribeToEnds(parts, completionWaiters);
   const lease = createReplicaLease({
     ...{ store, clock, log, membership, refusals, previous: parts.previous },
@@ -145,7 +144,7 @@ export async function composeGateway(parts: GatewayParts) {
   const slots = Math.min(MAX.runningCalls, Math.floor((parts.openMax * 5) / 8));
   const scheduler = new Scheduler({ ...calling, pool, agentMax, slots });
   const offer = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
-  const { settler, payments } = composePayments(parts, secrets, offer);
+  const { settler, payments } = composePayments(parts, openSecret, offer);
   const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log, meters });
   const checks = {
@@ -168,7 +167,7 @@ export async function composeGateway(parts: GatewayParts) {
   const announcements = announceEnds(parts, replica, announcementHandler(completionWaiters, scheduler, stop, log));
   const signingKey = () => keyring.signingKey("receipts");
   const receipts = createReceipts({ store, clock, log, replica, confirm: settler.confirm, signingKey });
-  const calls = { ...checks, network, completionWaiters, admitting: parts.admitting, ...queueOf(scheduler), stop };
+  const calls = { ...checks, network, completionWaiters, admitting: parts.admitting, queue: scheduler, stop };
   const api = routes()
     .use(managementRoutes(parts, agents))
     .use(proxyRoutes(calls))
@@ -193,11 +192,6 @@ export async function composeGateway(parts: GatewayParts) {
     fastPath: fastCalls(calls),
   };
 }
-
-const queueOf = (scheduler: Scheduler): Pick<ProxyRoutesOptions, "reserve" | "offer"> => ({
-  reserve: (accepted) => scheduler.reserve(accepted),
-  offer: (tenant, agentId, id) => scheduler.offer(tenant, agentId, id),
-});
 
 /** Handles other gateways' announcements: wakes the callers that wait for an ended call, and stops a call cancelled there. */
 function announcementHandler(
@@ -274,11 +268,10 @@ function managementRoutes({ options, store, keyring, rules }: GatewayParts, agen
   const { clock } = store;
   const { network, quotas } = options;
   const { agents: agentsMax, credentials: credentialsMax } = quotas;
-  const usedAt = [agentShutOut, settlementShutOut, paidCallShutOut];
-  const namedBy = [agentOfCredential, settlementOfCredential, paidCallOfCredential];
+  const uses = [agentsOfCredential, settlementsOfCredential, paidCallsOfCredential];
   return routes()
     .use(agentRoutes({ network, store, clock, rules, agentsMax, changed: agents.forget }))
-    .use(credentialRoutes({ store, clock, keyring, namedBy, usedAt, credentialsMax }))
+    .use(credentialRoutes({ store, clock, keyring, uses, credentialsMax }))
     .use(settlementRoutes({ store, clock, rules }));
 }
 
@@ -356,14 +349,18 @@ function upstreamPool({ options, log }: GatewayParts) {
   });
 }
 
-function composePayments(parts: GatewayParts, secrets: ResolverDeps, paid: SettlerOptions["paid"]) {
+function composePayments(
+  parts: GatewayParts,
+  openSecret: FacilitatorClientOptions["openSecret"],
+  paid: SettlerOptions["paid"],
+) {
   const { options, store, rules, verifier, guard, look, log, meters, tracer } = parts;
   const { network, extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
     // A tenant names its facilitator, so the host rules apply to it as they do to upstreams.
     outbound: createOutbound({ rules, extraCa }),
-    openSecret: createSecretReader(secrets),
+    openSecret,
     timeoutMs: settleWaitMs,
   });
   const time = timeBounds(clock);

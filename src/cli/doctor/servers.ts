@@ -5,7 +5,7 @@ import { attempt } from "../../config/values.ts";
 import type { Config } from "../../config.ts";
 import { hostRules } from "../../core/host.ts";
 import { silentLog } from "../../core/log.ts";
-import { createSecretReader } from "../../gateway/credentials/resolve.ts";
+import { createSecrets } from "../../gateway/credentials/resolve.ts";
 import { currentToken } from "../../gateway/credentials/secrets-stores.ts";
 import { fetchKeySet } from "../../gateway/identity/identity.ts";
 import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
@@ -141,7 +141,7 @@ export async function facilitatorFindings(
   const uncollected = await inTime(uncollectedProblems(database));
   if (settlements.length === 0)
     return findings("facilitators", uncollected, "no tenant has a settlement configuration");
-  const read = createSecretReader({
+  const { read } = createSecrets({
     store: database,
     keyring: openSealed(database.read, masterKeys),
     secretsDir: config.secretsDir,

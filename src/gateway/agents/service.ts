@@ -1,6 +1,6 @@
 // Creates, reads, lists, changes and deletes the agents of a tenant, and computes prices. A change is made under the agent's
 // lock, and an agent can only name a credential that exists. The schema keeps the names of live agents unique.
-import { and, eq, gt, isNotNull, isNull } from "drizzle-orm";
+import { and, eq, gt, isNull } from "drizzle-orm";
 import type { Caller } from "../../core/call.ts";
 import { invalidField, noSuch, overQuota } from "../../core/fault.ts";
 import type { HostRules } from "../../core/host.ts";
@@ -8,7 +8,7 @@ import { isId, newId } from "../../core/id.ts";
 import type { Clock } from "../../core/time.ts";
 import { hasKey, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
-import { holdCredential, mayGoTo, NOT_ALLOWED, usedAtInTurns } from "../credentials/service.ts";
+import { type CredentialUses, holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 import { type AgentFilter, findAgents, LIVE, moveBetweenLists, readAgents } from "./lists.ts";
 import {
   type AgentCreate,
@@ -48,20 +48,18 @@ export function priceOf(agent: InvocableAgent, tool: string | null): Price | nul
   return amount === 0n ? null : { amount, pay_to };
 }
 
-/** Names, for the tenant, a live agent that has the credential; null when none does. */
-export async function agentOfCredential(reader: Reader, tenant: string, id: string): Promise<string | null> {
-  const { agents } = reader.tables;
-  const [found] = await reader.db
-    .select({ id: agents.id, name: agents.name })
-    .from(agents)
-    .where(and(eq(agents.tenant, tenant), eq(agents.credential_ref, id), isNull(agents.deleted_at)))
-    .limit(1);
-  return found === undefined ? null : shownAgent(found);
-}
-
-function shownAgent({ id, name }: Pick<AgentRow, "id" | "name">): string {
-  return `the agent ${JSON.stringify(name)} (${id})`;
-}
+/** The live agents that have a credential. */
+export const agentsOfCredential: CredentialUses = async (reader, { tenant, credentialId }, after, limit) => {
+  const { agents: t } = reader.tables;
+  const isIts = and(eq(t.tenant, tenant), eq(t.credential_ref, credentialId), isNull(t.deleted_at));
+  const found = await reader.db
+    .select({ id: t.id, name: t.name, url: t.upstream_url })
+    .from(t)
+    .where(and(isIts, gt(t.id, after)))
+    .orderBy(t.id)
+    .limit(limit);
+  return found.map(({ id, name, url }) => ({ id, url, name: `the agent ${JSON.stringify(name)} (${id})` }));
+};
 
 async function findRow(reader: Reader, tenant: string, id: string): Promise<AgentRow> {
   const { agents } = reader.tables;
@@ -165,23 +163,3 @@ async function updated(tx: Tx, row: AgentRow, fields: Partial<AgentRow>, now: nu
   await moveBetweenLists(tx, row, next);
   return next;
 }
-
-export const agentShutOut = usedAtInTurns({
-  pageAfter: ({ db, tables: { agents } }, { tenant, credentialId }, after, limit) =>
-    db
-      .select({ id: agents.id, name: agents.name, url: agents.upstream_url })
-      .from(agents)
-      .where(
-        and(
-          eq(agents.tenant, tenant),
-          eq(agents.credential_ref, credentialId),
-          isNull(agents.deleted_at),
-          isNotNull(agents.upstream_url),
-          gt(agents.id, after),
-        ),
-      )
-      .orderBy(agents.id)
-      .limit(limit),
-  urlOf: ({ url }) => url,
-  nameOf: (agent) => shownAgent(agent),
-});

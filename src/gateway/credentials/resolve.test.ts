@@ -5,7 +5,7 @@ import { eq } from "drizzle-orm";
 import { type Catalog, fresh, openCatalog } from "../../../test/support/stores/catalog.ts";
 import { createOutbound, fetchJson, type JsonLimits } from "../../http/client/outbound.ts";
 import { CredentialFailure } from "../upstream/failure.ts";
-import { createCredentialResolver, type ResolverDeps } from "./resolve.ts";
+import { createSecrets, type ResolverDeps } from "./resolve.ts";
 
 let catalog: Catalog;
 beforeAll(async () => {
@@ -21,7 +21,7 @@ const URL_ = "https://api.example.com/run";
 
 function resolver(deps: Partial<ResolverDeps> = {}, timeoutMs = 5_000) {
   asked = [];
-  const resolve = createCredentialResolver({
+  const { resolve } = createSecrets({
     store: catalog.store,
     keyring: catalog.keyring,
     secretsDir: null,

@@ -31,34 +31,30 @@ export interface ResolverDeps {
   readonly now?: () => number;
 }
 
-export function createCredentialResolver(deps: ResolverDeps) {
+export function createSecrets(deps: ResolverDeps) {
   const open = secretOpener(deps);
-  /**
-   * The header that carries the secret (null when nothing is sent), and a version that changes with the secret.
-   * @param url the request's URL; the secret must be sent to this host only
-   * @throws CredentialFailure when the secret can't be resolved; what the store throws when it can't be read
-   */
-  return async (tenant: string, credentialId: string, url: string) => {
-    const stored = await requireSecret(deps, tenant, credentialId, url);
-    const { auth_type } = stored;
-    if (auth_type === "none") return { header: null, version: String(stored.version) };
-    const secret = await open(tenant, credentialId, stored);
-    return { header: credentialHeader(auth_type, secret), version: `${stored.version}-${fingerprint(secret)}` };
-  };
-}
-
-export function createSecretReader(deps: ResolverDeps) {
-  const open = secretOpener(deps);
-  /** Returns the secret itself, for uses other than a header. @throws as the function of `createCredentialResolver` */
-  return async (tenant: string, credentialId: string, url: string) => {
-    const stored = await requireSecret(deps, tenant, credentialId, url);
-    const { auth_type } = stored;
-    const secret = await open(tenant, credentialId, stored);
-    return {
-      secret,
-      /** The header that its `auth_type` names; null for `none`. @throws CredentialFailure when no header can carry it */
-      header: () => (auth_type === "none" ? null : credentialHeader(auth_type, secret)),
-    };
+  return {
+    /**
+     * The header that carries the secret (null when nothing is sent), and a version that changes with the secret.
+     * @param url the request's URL; the secret must be sent to this host only
+     * @throws CredentialFailure when the secret can't be resolved; what the store throws when it can't be read
+     */
+    async resolve(tenant: string, credentialId: string, url: string) {
+      const stored = await requireSecret(deps, tenant, credentialId, url);
+      const { auth_type, version } = stored;
+      if (auth_type === "none") return { header: null, version: String(version) };
+      const secret = await open(tenant, credentialId, stored);
+      return { header: credentialHeader(auth_type, secret), version: `${version}-${fingerprint(secret)}` };
+    },
+    /** Returns the secret itself, for uses other than a header. @throws as `resolve` */
+    async read(tenant: string, credentialId: string, url: string) {
+      const stored = await requireSecret(deps, tenant, credentialId, url);
+      const { auth_type } = stored;
+      const secret = await open(tenant, credentialId, stored);
+      /** Null for the type `none`. @throws CredentialFailure when no header can carry the secret */
+      const header = () => (auth_type === "none" ? null : credentialHeader(auth_type, secret));
+      return { secret, header };
+    },
   };
 }
 

@@ -20,54 +20,46 @@ export interface CredentialDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly keyring: Pick<Keyring, "sealSecret">;
-  /** Searches for records that name a credential: such a credential can't be deleted. */
-  readonly namedBy: readonly NamedBy[];
-  /** Searches for uses of a credential at a URL: `allowed_hosts` that leave out the host of such a URL are refused. */
-  readonly usedAt: readonly UsedAt[];
+  /** What may use a credential. One in use can't be deleted, and its `allowed_hosts` must hold the hosts of its uses. */
+  readonly uses: readonly CredentialUses[];
   readonly credentialsMax: number;
 }
 
-/** Describes, for the tenant, a record that names the credential; null when there is none. */
-type NamedBy = (tx: Tx, tenant: string, id: string) => Promise<string | null>;
-
-/** Describes, for the tenant, a use of the credential at a URL that is not allowed; null when there is none. */
-type UsedAt = (
-  reader: Reader,
-  tenant: string,
-  id: string,
-  isAllowed: (url: string) => boolean,
-) => Promise<string | null>;
-
-interface CredentialUses<R extends { readonly id: string }> {
-  /** At most `limit` rows that use the credential, with IDs above `after`, in ascending order. */
-  pageAfter(
-    reader: Reader,
-    of: { readonly tenant: string; readonly credentialId: string },
-    after: string,
-    limit: number,
-  ): Promise<readonly R[]>;
-  urlOf(row: R): string | null;
-  nameOf(row: R): string;
+interface CredentialUse {
+  readonly id: string;
+  /** Where the secret goes; null for nowhere yet. */
+  readonly url: string | null;
+  /** As an error tells the tenant. */
+  readonly name: string;
 }
+
+/** At most `limit` uses of the tenant's credential, with IDs above `after`, in ascending order. */
+export type CredentialUses = (
+  reader: Reader,
+  of: { readonly tenant: string; readonly credentialId: string },
+  after: string,
+  limit: number,
+) => Promise<readonly CredentialUse[]>;
 
 /** About 4 ms of SQLite when all rows have the maximum size. */
 const USES_AT_ONCE = 32;
 
-/** Searches the uses of a credential in steps, since there may be thousands. */
-export function usedAtInTurns<R extends { readonly id: string }>(uses: CredentialUses<R>): UsedAt {
-  return async (reader, tenant, credentialId, isAllowed) => {
-    const pageAfter = (after: string) => uses.pageAfter(reader, { tenant, credentialId }, after, USES_AT_ONCE);
-    for (let after = ""; ; ) {
-      const page = await inStoreTurns(tenant, () => pageAfter(after));
-      for (const row of page) {
-        const url = uses.urlOf(row);
-        if (url !== null && !isAllowed(url)) return uses.nameOf(row);
-      }
-      const last = page.at(-1);
-      if (last === undefined || page.length < USES_AT_ONCE) return null;
-      after = last.id;
-    }
-  };
+/** A use of the credential at another host; null when there is none. Uses are read in steps, since there may be thousands. */
+async function useElsewhere(
+  reader: Reader,
+  uses: CredentialUses,
+  of: Parameters<CredentialUses>[1],
+  hosts: readonly string[],
+): Promise<CredentialUse | null> {
+  const pageAfter = (after: string) => uses(reader, of, after, USES_AT_ONCE);
+  for (let after = ""; ; ) {
+    const page = await inStoreTurns(of.tenant, () => pageAfter(after));
+    const elsewhere = page.find(({ url }) => url !== null && !isAllowedUrl(url, hosts));
+    if (elsewhere !== undefined) return elsewhere;
+    const last = page.at(-1);
+    if (last === undefined || page.length < USES_AT_ONCE) return null;
+    after = last.id;
+  }
 }
 
 const TOTAL = "credentials";
@@ -146,18 +138,10 @@ async function secretColumns({ keyring }: CredentialDeps, tenant: string, id: st
  * agent that is changed at the same moment may be missed; its calls then fail, since the hosts are checked for each call too.
  * @throws Fault `conflict`, naming the use
  */
-async function refuseShutOut(
-  { store, usedAt }: CredentialDeps,
-  tenant: string,
-  id: string,
-  allowed_hosts: string | null,
-): Promise<void> {
-  const hosts = decodeHosts(allowed_hosts);
-  if (hosts === null) return;
-  const isAllowed = (url: string) => isAllowedUrl(url, hosts);
-  for (const find of usedAt) {
-    const hostConflict = await find(store.read, tenant, id, isAllowed);
-    if (hostConflict !== null) throw new Fault("conflict", `allowed_hosts: must include the host of ${hostConflict}`);
+async function refuseShutOut({ store, uses }: CredentialDeps, tenant: string, id: string, hosts: readonly string[]) {
+  for (const each of uses) {
+    const use = await useElsewhere(store.read, each, { tenant, credentialId: id }, hosts);
+    if (use !== null) throw new Fault("conflict", `allowed_hosts: must include the host of ${use.name}`);
   }
 }
 
@@ -168,7 +152,7 @@ async function rotateOnce(deps: CredentialDeps, tenant: string, id: string, body
   const secret = checkedSecret(row.source, body);
   // Without `allowed_hosts` the list stays: a rotation must not allow the secret to go to other hosts.
   const allowed_hosts = body.allowed_hosts === undefined ? row.allowed_hosts : storedHosts(body.allowed_hosts);
-  if (body.allowed_hosts !== undefined) await refuseShutOut(deps, tenant, id, allowed_hosts);
+  if (body.allowed_hosts != null) await refuseShutOut(deps, tenant, id, decodeHosts(allowed_hosts) ?? []);
   const columns = await secretColumns(deps, tenant, id, row.version + 1, secret);
   return store.write(async (tx) => {
     const { credentials } = tx.tables;
@@ -183,7 +167,7 @@ async function rotateOnce(deps: CredentialDeps, tenant: string, id: string, body
 }
 
 export function createCredentialService(deps: CredentialDeps) {
-  const { store, clock, namedBy, credentialsMax } = deps;
+  const { store, clock, uses, credentialsMax } = deps;
 
   return {
     async create({ tenant }: Caller, body: CredentialCreate): Promise<CredentialRow> {
@@ -230,9 +214,9 @@ export function createCredentialService(deps: CredentialDeps) {
       await store.write(async (tx) => {
         await tx.lock(`credential:${tenant}:${id}`);
         await requireRow(tx, tenant, id);
-        for (const find of namedBy) {
-          const user = await find(tx, tenant, id);
-          if (user !== null) throw new Fault("conflict", `the credential is in use by ${user}`);
+        for (const each of uses) {
+          const [use] = await each(tx, { tenant, credentialId: id }, "", 1);
+          if (use !== undefined) throw new Fault("conflict", `the credential is in use by ${use.name}`);
         }
         const { credentials } = tx.tables;
         await tx.db.delete(credentials).where(hasKey(credentials, { tenant, id }));

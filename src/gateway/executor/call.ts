@@ -18,7 +18,7 @@ import { CLAIM_BELIEVED_MS, isWallOlder } from "../../kernel/time.ts";
 import { type Stoppable, type StopSignal, untilFirst } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
-import { credentialHeaders, ownHeaders } from "../upstream/headers.ts";
+import { credentialHeaders, isDialling, newTrace, noteHead, ownHeaders, type Trace } from "../upstream/headers.ts";
 import {
   answered,
   FREE_BYTES,
@@ -27,10 +27,7 @@ import {
   type Job,
   keep,
   lostCall,
-  newTrace,
-  noteHead,
   type Outcome,
-  type Trace,
   type WorkerSettings,
 } from "./job.ts";
 
@@ -93,7 +90,7 @@ export async function runCall(
 }
 
 function judgeFailure(error: unknown, signal: StopSignal, trace: Trace): Outcome {
-  const failure = upstreamFailureOf(error, signal, trace.dialled_at !== null && !trace.is_connected);
+  const failure = upstreamFailureOf(error, signal, isDialling(trace));
   // A blocked request was never dialled.
   const known = failure.errorClass === "ssrf_blocked" ? { ...trace, dialled_at: null } : trace;
   return failed(known, failure, performance.now());

@@ -3,7 +3,8 @@ import fc from "fast-check";
 import { errorClassOf } from "../../core/states.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { bodyPartsOf, type CallBody, LargeBody, PART_BYTES, wholeOf } from "../../wire/body.ts";
-import { answered, batchOf, failed, itemsOf, keep, lostCall, newTrace, noteHead, type WithBody } from "./job.ts";
+import { newTrace, noteHead } from "../upstream/headers.ts";
+import { answered, batchOf, failed, itemsOf, keep, lostCall, type WithBody } from "./job.ts";
 
 const HASH = "ab".repeat(32);
 

@@ -10,18 +10,18 @@ import { joined } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
 import type { LogFields } from "../../core/log.ts";
 import { errorClassOf } from "../../core/states.ts";
-import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { bodyOf, type CallBody, wholeOf } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 import type { CallFailure } from "../upstream/failure.ts";
+import { type CredentialHeader, newTrace, type Trace, traced } from "../upstream/headers.ts";
 
 export interface Job {
   readonly id: string;
   readonly tenant: string;
   readonly agent_id: string;
   readonly call: Call;
-  readonly credential: { readonly name: string; readonly value: string } | null;
+  readonly credential: CredentialHeader | null;
   /** Jobs with the same key share an MCP session: agent, URL, credential and its version. Null for an http agent. */
   readonly session_key: string | null;
   /**
@@ -50,42 +50,9 @@ export interface WorkerSettings {
   readonly blocked_ms: number;
 }
 
-/** What is known of a call so far, filled in as the call goes on, so that the record of a failure has it too. */
-export interface Trace {
-  /** When the first connection was dialled, by performance.now(); null before that. */
-  dialled_at: number | null;
-  /** Whether there has been a connection for the call. */
-  is_connected: boolean;
-  /** Set when the head of the final response has come. */
-  upstream_status: number | null;
-  response_content_type: string | null;
-  /** Bytes of the decoded body, as far as it was read. */
-  resp_size: number | null;
-}
-
 export type KeptBody = Pick<Ending, "response" | "response_truncated" | "resp_sha256">;
 
 const NOT_STORED: KeptBody = { response: null, response_truncated: false, resp_sha256: null };
-
-export function newTrace(): Trace {
-  return { dialled_at: null, is_connected: false, upstream_status: null, response_content_type: null, resp_size: null };
-}
-
-export function noteHead(trace: Trace, response: Answer): void {
-  trace.upstream_status = response.status;
-  const type = response.headers.get("content-type");
-  // A longer content type would only fill the record.
-  trace.response_content_type = type === null ? null : type.slice(0, 256);
-  trace.resp_size = null;
-}
-
-/** What the record keeps of a call, however the call went. */
-const traced = ({ dialled_at, upstream_status, resp_size, response_content_type }: Trace, now: number) => ({
-  upstream_status,
-  latency_ms: dialled_at === null ? null : Math.max(0, Math.round(now - dialled_at)),
-  resp_size,
-  response_content_type,
-});
 
 /** The outcome of a call that was answered in full. */
 export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody, now: number): Outcome {

@@ -4,6 +4,7 @@
 // A pending call runs only after this process has claimed it: an agent's oldest calls together in a block, or a call with a
 // large body alone, by its ID. A claim is known in memory before it is written, since the answer of the write may come late or
 // never.
+
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Tracer } from "../../core/tracing.ts";
@@ -25,8 +26,9 @@ import {
 } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { CallError, credentialProblem } from "../upstream/failure.ts";
+import { newTrace } from "../upstream/headers.ts";
 import { type Claims, type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
-import { cancelledCall, failed, type Job, newTrace, type Outcome } from "./job.ts";
+import { cancelledCall, failed, type Job, type Outcome } from "./job.ts";
 import { type CallBlock, CallQueues, type QueueEntry, type RunSlots } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
@@ -34,9 +36,7 @@ const AGENTS_AT_ONCE = 128;
 
 export interface SchedulerOptions extends RecordEndOptions {
   readonly replica: string;
-  /** How many calls may run here at once. */
   readonly slots?: number;
-  /** How many calls of one agent may run here at once. */
   agentMax(): number;
   readonly pool: WorkerPool;
   resolveCredential(tenant: string, ref: string, url: string): Promise<JobCredential>;
@@ -293,7 +293,7 @@ function createDispatch(
     } catch (error) {
       log.warn("credential_not_resolved", { tenant, id, credential_ref, error });
       const isUnknown = error instanceof Fault && error.kind === "unavailable" && !running.stopped;
-      return isUnknown ? "unknown" : credentialProblem("credential not resolved", error);
+      return isUnknown ? "unknown" : credentialProblem(error);
     }
   }
 
@@ -323,7 +323,7 @@ function createDispatch(
     const { credential_ref, url } = call;
     const credential = credential_ref === null ? NO_CREDENTIAL : await resolve(running, credential_ref, url);
     if (credential === "unknown") return null;
-    if (credential instanceof CallError) return failed(newTrace(), credential, 0);
+    if (credential instanceof CallError) return failed(newTrace(), credential.failure, 0);
     const ended = () => cancelledCall("ended before it was sent");
     const sendOnce = (sent: CallBody, claim_seen_at: number | null) =>
       send({

@@ -335,10 +335,8 @@ const REFRESH_AFTER_MS = 4 * 60_000;
 const STALE_MAX_MS = 24 * 3_600_000;
 const ASYMMETRIC = ["RSA", "EC", "OKP"];
 
-interface IssuerKeysOptions extends Pick<IdentityOptions, "fetchJson" | "log" | "now"> {
-  readonly issuer: string;
-  readonly jwksUrl: string | null;
-}
+type RemoteIssuer = Omit<NonNullable<IdentityOptions["oidc"]>, "audience">;
+type IssuerKeysOptions = RemoteIssuer & Pick<IdentityOptions, "fetchJson" | "log" | "now">;
 
 /** Finds the key of a token. A change of the key set makes a new function, so two sets can be compared by identity. */
 export type Keys = JWTVerifyGetKey;
@@ -420,11 +418,8 @@ function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
 }
 
 /** Fetches the issuer's keys. @throws Error when no key can verify a token; what `fetchJson` throws */
-export async function fetchKeySet({
-  issuer,
-  jwksUrl,
-  fetchJson,
-}: Pick<IssuerKeysOptions, "issuer" | "jwksUrl" | "fetchJson">): Promise<JSONWebKeySet> {
+export async function fetchKeySet(options: RemoteIssuer & Pick<IdentityOptions, "fetchJson">): Promise<JSONWebKeySet> {
+  const { issuer, jwksUrl, fetchJson } = options;
   const set = await fetchJson(jwksUrl ?? (await discover(issuer, fetchJson)));
   const listed = isJsonObject(set) ? set["keys"] : null;
   if (!Array.isArray(listed)) throw new Error("the key set has no keys");

@@ -26,7 +26,6 @@ import {
   type ScannedPage,
   type ScanPath,
 } from "./history-scan.ts";
-import type { CapturedBodies } from "./routes.ts";
 import { type InvocationKey, type InvocationRow, invocationByKey } from "./service.ts";
 
 /** @throws Fault `not_found` */
@@ -38,7 +37,6 @@ export async function findInvocation(reader: Reader, tenant: string, id: string)
 
 const ENDED = INVOCATION_STATUSES.filter(isEnded);
 
-/** Returns the IDs of those calls among `keys` that have ended. */
 export async function endedAmong({ db, tables: { invocations: t } }: Reader, keys: readonly InvocationKey[]) {
   const ofTenants = [...Map.groupBy(keys, ({ tenant }) => tenant)].map(([tenant, own]) => {
     const ids = own.map(({ id }) => id);
@@ -51,18 +49,18 @@ export async function endedAmong({ db, tables: { invocations: t } }: Reader, key
   return rows.map(({ id }) => id);
 }
 
-const bodiesById = preparedRow(({ db, tables: { invocationBodies: t } }) =>
-  db.select({ request: t.request, response: t.response }).from(t).where(isOfCall(t, GIVEN_KEY)),
-);
-
-const responseById = preparedRow(({ db, tables: { invocationBodies: t } }) =>
-  db.select({ response: t.response }).from(t).where(isOfCall(t, GIVEN_KEY)),
-);
-
-/** The request of an open call; null where it is stored in parts. */
-const openRequestById = preparedRow(({ db, tables: { openInvocations: t } }) =>
-  db.select({ request: t.request }).from(t).where(hasKey(t, GIVEN_KEY)),
-);
+const smallBody = {
+  request: preparedRow(({ db, tables: { invocationBodies: t } }) =>
+    db.select({ bytes: t.request }).from(t).where(isOfCall(t, GIVEN_KEY)),
+  ),
+  response: preparedRow(({ db, tables: { invocationBodies: t } }) =>
+    db.select({ bytes: t.response }).from(t).where(isOfCall(t, GIVEN_KEY)),
+  ),
+  /** The request of an open call; null where it is stored in parts. */
+  open: preparedRow(({ db, tables: { openInvocations: t } }) =>
+    db.select({ bytes: t.request }).from(t).where(hasKey(t, GIVEN_KEY)),
+  ),
+};
 
 const openCallById = preparedRow(({ db, tables: { openInvocations: t } }) =>
   db.select({ call: t.call }).from(t).where(hasKey(t, GIVEN_KEY)),
@@ -74,31 +72,17 @@ export async function callHeaders(reader: Reader, key: InvocationKey): Promise<C
   return row === null ? null : (JSON.parse(row.call) as Call).headers;
 }
 
-/** The captured start of a body that is stored in parts; null when no parts are stored, as for a small body. */
-async function capturedStart(reader: Reader, key: InvocationKey, kind: BodyKind, size: number | null) {
-  if (size === null || size <= SMALL_BODY_BYTES) return null;
-  return storedStart(reader, key, kind, Math.min(size, MAX.capturedBytes));
-}
-
-/** The captured bodies; both null when capture was off, or when retention has removed them. */
-export async function capturedBodies(reader: Reader, row: InvocationRow): Promise<CapturedBodies> {
-  if (!row.body_captured) return { request: null, response: null };
-  const key = { tenant: row.tenant, id: row.id };
+/** The captured start of a body; null when capture was off, or when retention has removed it. */
+export async function capturedBody(reader: Reader, row: InvocationRow, kind: BodyKind): Promise<Uint8Array | null> {
+  const size = kind === "request" ? row.req_size : row.resp_size;
+  if (!row.body_captured || size === null) return null;
+  const { tenant, id, completed_at } = row;
+  const key = { tenant, id };
   // The call may end between the two queries, so the open calls are searched first.
-  const open = row.completed_at === null ? await openRequestById(reader, key) : null;
-  if (open?.request != null) return { request: open.request, response: null };
-  const bodies = await bodiesById(reader, key);
-  return {
-    request: bodies?.request ?? (await capturedStart(reader, key, "request", row.req_size)),
-    response: bodies?.response ?? (await capturedStart(reader, key, "response", row.resp_size)),
-  };
-}
-
-export async function capturedResponse(reader: Reader, row: InvocationRow): Promise<Uint8Array | null> {
-  if (!row.body_captured || row.completed_at === null || row.resp_size === null) return null;
-  const key = { tenant: row.tenant, id: row.id };
-  const bodies = await responseById(reader, key);
-  return bodies?.response ?? capturedStart(reader, key, "response", row.resp_size);
+  const open = completed_at === null && kind === "request" ? await smallBody.open(reader, key) : null;
+  const small = open?.bytes ?? (await smallBody[kind](reader, key))?.bytes ?? null;
+  if (small !== null || size <= SMALL_BODY_BYTES) return small;
+  return storedStart(reader, key, kind, Math.min(size, MAX.capturedBytes));
 }
 
 /** The query's filters, without its time window. The database keeps a total of the ended calls for each filter. */

@@ -12,7 +12,7 @@ import {
   GIVEN_KEY,
   hasKey,
   isOfCall,
-  prepared,
+  preparedRow,
   type Reader,
   type Store,
   type StoreTools,
@@ -124,7 +124,7 @@ async function dropNote({ db, tables: { refusedCalls: t } }: Tx, key: Invocation
   await db.delete(t).where(hasKey(t, key));
 }
 
-const noteOf = prepared(({ db, tables: { refusedCalls: t } }: Reader) =>
+const noteOf = preparedRow(({ db, tables: { refusedCalls: t } }) =>
   db.select({ claim: t.claim }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
@@ -135,8 +135,8 @@ class AlreadyClaimed extends Error {}
  * before the note was stored, or whose payment was sent, stays and does not count as refused.
  */
 async function isRefused(store: Store, { tenant, id }: InvocationKey): Promise<boolean> {
-  const [note] = await noteOf(store.read).execute({ tenant, id });
-  if (note === undefined) return false;
+  const note = await noteOf(store.read, { tenant, id });
+  if (note === null) return false;
   try {
     await store.write((tx) => removeRecord(tx, { tenant, id, claim: note.claim }));
     return true;

@@ -5,6 +5,7 @@
 // would hold up all others, and encoded as base64 while they are sent.
 
 import { type Static, Type } from "@sinclair/typebox";
+import type { BodyKind } from "../../../db/schema.ts";
 import { asBuffer } from "../../core/bytes.ts";
 import { READ_BODY_SCOPE } from "../../core/call.ts";
 import { idTime } from "../../core/id.ts";
@@ -18,7 +19,7 @@ import { scopeOf } from "../../http/server.ts";
 import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
 import { inTurn } from "../../kernel/turns.ts";
 import type { Reader } from "../../storage/store.ts";
-import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
+import { capturedBody, findInvocation, readHistory } from "./history.ts";
 import type { InvocationRow } from "./service.ts";
 
 const text = (description: string) => Type.Union([Type.String(), Type.Null()], { description });
@@ -108,11 +109,6 @@ export const PollView = Type.Object(
   },
   { $id: "InvocationPoll" },
 );
-
-export interface CapturedBodies {
-  readonly request: Uint8Array | null;
-  readonly response: Uint8Array | null;
-}
 
 function sharedView(row: InvocationRow) {
   return {
@@ -260,52 +256,46 @@ const QUICK_BYTES = 65_536;
 /** A multiple of three, since three bytes make four characters: the base64 of the pieces can be joined. */
 const PIECE_BYTES = 48 * 1024;
 
-/** Bodies by their JSON key; null for a body that is not stored. */
-type BodiesByName = Readonly<Record<string, Uint8Array | null>>;
-
 /** Answers a poll. The response body is shown to the user who made the call, and to tokens that may read all bodies. */
 export async function pollAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
   const { user, scopes } = scopeOf(request).caller;
   if (row.caller !== user && !scopes.has(READ_BODY_SCOPE)) return json("ok", pollView(row));
-  const read = async () => ({ response_body_b64: await capturedResponse(reader, row) });
-  return withBodies(request, row, { view: pollView(row), sizes: [row.resp_size], read });
+  return withBodies(reader, request, row, pollView(row), { response_body_b64: "response" });
 }
 
 async function detailAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
   const view: Static<typeof InvocationDetail> = { ...listItem(row), body_captured: row.body_captured };
   if (!scopeOf(request).caller.scopes.has(READ_BODY_SCOPE)) return json("ok", view);
-  async function read() {
-    const { request, response } = await capturedBodies(reader, row);
-    return { req_body: request, resp_body: response };
-  }
-  return withBodies(request, row, { view, sizes: [row.req_size, row.resp_size], read });
+  return withBodies(reader, request, row, view, { req_body: "request", resp_body: "response" });
 }
 
-interface ViewWithBodies {
-  readonly view: object;
-  /** The sizes of the whole bodies, of which only the start may be captured. */
-  readonly sizes: readonly (number | null)[];
-  read(): Promise<BodiesByName>;
-}
-
+/** @param names of the captured bodies in the view, each with its kind */
 function withBodies(
+  reader: Reader,
   request: Request,
-  { tenant, body_captured, req_size, resp_size }: InvocationRow,
-  { view, sizes, read }: ViewWithBodies,
+  row: InvocationRow,
+  view: object,
+  names: Readonly<Record<string, BodyKind>>,
 ): Promise<Response> {
-  const isQuick = Math.max(req_size ?? 0, resp_size ?? 0) <= QUICK_BYTES;
-  const captured = sizes.map((size) => (body_captured ? Math.min(size ?? 0, MAX.capturedBytes) : 0));
-  const weight = captured.reduce((sum, bytes) => sum + bytes, 0);
+  const { tenant } = row;
+  const sizes = { request: row.req_size ?? 0, response: row.resp_size ?? 0 };
+  const isQuick = Math.max(sizes.request, sizes.response) <= QUICK_BYTES;
+  const kinds = row.body_captured ? Object.values(names) : [];
+  const weight = kinds.reduce((sum, kind) => sum + Math.min(sizes[kind], MAX.capturedBytes), 0);
+  async function read(): Promise<[string, Uint8Array | null][]> {
+    const bodies: [string, Uint8Array | null][] = [];
+    for (const [name, kind] of Object.entries(names)) bodies.push([name, await capturedBody(reader, row, kind)]);
+    return bodies;
+  }
   return scopeOf(request).responses.respond({ tenant, request, weight }, async () => {
-    const bodies = await (isQuick ? read() : inTurn(tenant, read));
-    const pieces = piecesOf(view, bodies);
+    const pieces = piecesOf(view, await (isQuick ? read() : inTurn(tenant, read)));
     return weight <= SMALL_CHARACTERS ? [...pieces].join("") : { weight, pieces };
   });
 }
 
-function* piecesOf(view: object, bodies: BodiesByName): Generator<string, void> {
+function* piecesOf(view: object, bodies: readonly [string, Uint8Array | null][]): Generator<string, void> {
   yield JSON.stringify(view).slice(0, -1);
-  for (const [key, body] of Object.entries(bodies)) {
+  for (const [key, body] of bodies) {
     if (body === null) continue;
     yield `,"${key}":"`;
     for (let at = 0; at < body.length; at += PIECE_BYTES) {

@@ -15,7 +15,7 @@ import type { Store } from "../../storage/store.ts";
 import { joinTotals } from "../../storage/totals.ts";
 import { endOrphans } from "../upstream/ownership.ts";
 import { waitingAgents } from "./commands/queue.ts";
-import { callHeaders, capturedBodies, findInvocation, readHistory } from "./history.ts";
+import { callHeaders, capturedBody, findInvocation, readHistory } from "./history.ts";
 import { cleanUp } from "./retention.ts";
 import {
   type AcceptedCall,
@@ -82,7 +82,8 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
         owner: null,
         completed_at: clock.time,
       });
-      const { request, response } = await capturedBodies(store.read, row);
+      const request = await capturedBody(store.read, row, "request");
+      const response = await capturedBody(store.read, row, "response");
       expect([request?.toString(), response?.toString()]).toEqual(["üüü", "world"]);
     });
 
@@ -91,10 +92,10 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       const key = await put({}, body);
       expect((await take(key))?.body.byteLength).toBe(body.length);
       const running = await findInvocation(store.read, "acme", key.id);
-      expect((await capturedBodies(store.read, running)).request?.byteLength).toBe(1024 * 1024);
+      expect((await capturedBody(store.read, running, "request"))?.byteLength).toBe(1024 * 1024);
       await end(key, SUCCESS);
       const row = await findInvocation(store.read, "acme", key.id);
-      expect((await capturedBodies(store.read, row)).request?.byteLength).toBe(1024 * 1024);
+      expect((await capturedBody(store.read, row, "request"))?.byteLength).toBe(1024 * 1024);
 
       const other = await put({ body_captured: false });
       await take(other);
@@ -300,14 +301,15 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
 
       await cleanUp(store, clock, { body_days: 5, history_days: 0 }, silentLog);
       const without = await findInvocation(store.read, tenant, ended.id);
-      expect(await capturedBodies(store.read, without)).toEqual({ request: null, response: null });
+      for (const kind of ["request", "response"] as const)
+        expect(await capturedBody(store.read, without, kind)).toBeNull();
       const kept = await findInvocation(store.read, tenant, recent.id);
-      expect((await capturedBodies(store.read, kept)).response?.toString()).toBe("world");
+      expect((await capturedBody(store.read, kept, "response"))?.toString()).toBe("world");
       const stays = [largeOwed, largeOwed, ...Array.from({ length: 4 }, () => largeRecent)].map(({ id }) => id);
       expect(await parts()).toEqual(stays.sort());
       const largeKept = await findInvocation(store.read, tenant, largeRecent.id);
-      const bodies = await capturedBodies(store.read, largeKept);
-      expect([bodies.request?.length, bodies.response?.length]).toEqual([700_000, 700_000]);
+      for (const kind of ["request", "response"] as const)
+        expect((await capturedBody(store.read, largeKept, kind))?.length).toBe(700_000);
 
       await cleanUp(store, clock, { body_days: 5, history_days: 5 }, silentLog);
       expect(findInvocation(store.read, tenant, ended.id)).rejects.toThrow("no such invocation");

@@ -13,7 +13,6 @@ import {
   type CommandRunner,
   GIVEN_KEY,
   hasKey,
-  prepared,
   preparedRow,
   type Reader,
   type Store,
@@ -123,7 +122,6 @@ async function acceptStored(
 
 export interface Claim {
   readonly key: InvocationKey;
-  /** The replica that takes the call. */
   readonly owner: string;
   /** Token of this attempt, which all its retries share: see upstream/ownership.ts. */
   readonly token: string;
@@ -172,7 +170,7 @@ async function claimRow(tx: Tx, { key, owner, token, now }: Claim) {
 export { SMALL_BODY_BYTES, takeCommand, waitingAgents };
 
 export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {
-  return (await heldBy(reader).execute({ ...key, claim: token })).length > 0;
+  return (await heldCall(reader, { ...key, claim: token })) !== null;
 }
 
 /** Returns a claimed call to pending. Only for a call of which certainly nothing was sent upstream. */
@@ -308,7 +306,7 @@ function statusIs(column: Tables["openInvocations"]["status"], status: "pending"
   return sql`coalesce(${column}, '') = ${status}`;
 }
 
-const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
+const heldCall = preparedRow(({ db, tables: { openInvocations: t } }) =>
   db
     .select({ id: t.id })
     .from(t)

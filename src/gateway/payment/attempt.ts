@@ -2,12 +2,12 @@
 // the outcome, with the call's state, in one write. A failure anywhere leaves the payment open and leased for another try.
 import type { Log, LogFields } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
-import { type Clock, formatDateTime, type TimeBounds } from "../../core/time.ts";
+import { formatDateTime, type TimeBounds } from "../../core/time.ts";
 import type { NewSpan, Span, Tracer } from "../../core/tracing.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 import { unavailable, untilStored } from "../../storage/failures.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import type { StoreTools, Tx } from "../../storage/store.ts";
 import type { settleRequestJson } from "../../x402/codec.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
@@ -47,13 +47,10 @@ const ASKED_SECONDS = PROOF_SECONDS + 60;
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
 
-export interface AttemptOptions {
+export interface AttemptOptions extends StoreTools {
   readonly network: Network;
-  readonly store: Store;
-  readonly clock: Clock;
   /** Decides whether an authorization has expired. Expiry is final, so this time must never be ahead. */
   readonly time: Pick<TimeBounds, "earliest">;
-  readonly log: Log;
   readonly meters: Pick<Meters, "settlement" | "settlementTook">;
   readonly client: FacilitatorClient;
   /** Left out where the gateway has no nodes. */

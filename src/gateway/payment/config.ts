@@ -16,10 +16,7 @@ import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { GIVEN_KEY, preparedRow, type Reader, type Store } from "../../storage/store.ts";
-import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
-
-const SETTLEMENT_CONFIG = "the settlement configuration";
-const OPEN_PAYMENT = "a payment that is being settled";
+import { type CredentialUses, holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
 const byTenant = preparedRow(({ db, tables: { settlementConfigs: t } }) =>
   db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
@@ -27,34 +24,23 @@ const byTenant = preparedRow(({ db, tables: { settlementConfigs: t } }) =>
 
 export const findSettlementConfig = (reader: Reader, tenant: string) => byTenant(reader, { tenant });
 
-/** Names, for the tenant, what settles with the credential: the configuration or an open payment; null when nothing does. */
-export async function settlementOfCredential(reader: Reader, tenant: string, id: string): Promise<string | null> {
+/** What settles with a credential: the configuration, and the facilitators of open payments, all at once. */
+export const settlementsOfCredential: CredentialUses = async (reader, { tenant, credentialId }, after) => {
+  if (after !== "") return [];
   const config = await findSettlementConfig(reader, tenant);
-  if (config?.facilitator_credential_ref === id) return SETTLEMENT_CONFIG;
-  return (await unsettledUrls(reader, tenant, id)).length > 0 ? OPEN_PAYMENT : null;
-}
-
-/** Names, for the tenant, what settles with the credential at a URL that is not allowed; null when nothing does. */
-export async function settlementShutOut(
-  reader: Reader,
-  tenant: string,
-  id: string,
-  isAllowed: (url: string) => boolean,
-): Promise<string | null> {
-  const config = await findSettlementConfig(reader, tenant);
-  if (config?.facilitator_credential_ref === id && !isAllowed(config.facilitator_url)) {
-    return SETTLEMENT_CONFIG;
-  }
-  const open = await unsettledUrls(reader, tenant, id);
-  return open.some(({ url }) => url !== null && !isAllowed(url)) ? OPEN_PAYMENT : null;
-}
-
-/** The facilitators of open payments that use the credential. A collected payment needs none, and is final without it. */
-function unsettledUrls({ db, tables: { payments: t } }: Reader, tenant: string, credentialId: string) {
+  const isConfigs = config?.facilitator_credential_ref === credentialId;
+  const { payments: t } = reader.tables;
+  // A collected payment needs no credential, and is final without it.
   const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.final_at));
-  const usesCredential = and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled);
-  return db.selectDistinct({ url: t.facilitator_url }).from(t).where(usesCredential).execute();
-}
+  const open = await reader.db
+    .selectDistinct({ url: t.facilitator_url })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled));
+  return [
+    ...(isConfigs ? [{ id: tenant, url: config.facilitator_url, name: "the settlement configuration" }] : []),
+    ...open.map(({ url }) => ({ id: tenant, url, name: "a payment that is being settled" })),
+  ];
+};
 
 export interface SettlementConfigDeps {
   readonly store: Store;

@@ -4,7 +4,7 @@ import { and, eq } from "drizzle-orm";
 import { SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { DECLINED, databases, UNKNOWN, until, usePayments } from "../../../test/support/stores/settlements.ts";
 import { claim, finish, type InvocationKey } from "../invocations/service.ts";
-import { settlementOfCredential } from "./config.ts";
+import { settlementsOfCredential } from "./config.ts";
 import type { SettleOutcome } from "./outcome.ts";
 import { makeDue, paymentOf } from "./store.ts";
 
@@ -197,7 +197,8 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
     test("it keeps no credential of its facilitator from being deleted", async () => {
       const { key } = await collected(() => UNKNOWN);
       await store().write(({ db, tables: { settlementConfigs: t } }) => db.delete(t).where(eq(t.tenant, key.tenant)));
-      expect(await settlementOfCredential(store().read, key.tenant, "cred_x")).toBeNull();
+      const of = { tenant: key.tenant, credentialId: "cred_x" };
+      expect(await settlementsOfCredential(store().read, of, "", 1)).toEqual([]);
     });
   });
 }

@@ -6,7 +6,7 @@ import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { isEnded } from "../../core/states.ts";
 import { bind, GIVEN_KEY, isOfCall, preparedRow, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { usedAtInTurns } from "../credentials/service.ts";
+import type { CredentialUses } from "../credentials/service.ts";
 import { type InvocationKey, invocationByKey, refuseSettlement } from "../invocations/service.ts";
 import { askedMs, type SettleOutcome } from "./outcome.ts";
 
@@ -275,28 +275,18 @@ export async function leaseUnlessOver(tx: Tx, seen: OpenPayment, now: number, un
 // Paid calls that are still to be made with a credential. Their callers have paid for them, so until then the credential can
 // neither be deleted nor be forbidden to go to their hosts.
 
-/** Names, for the tenant, a paid call that needs the credential; null when none does. */
-export async function paidCallOfCredential(reader: Reader, tenant: string, id: string): Promise<string | null> {
-  const { payments: t } = reader.tables;
-  const isIts = and(eq(t.tenant, tenant), eq(t.call_credential_ref, id));
-  const [call] = await reader.db.select({ id: t.invocation_id }).from(t).where(isIts).limit(1);
-  return call === undefined ? null : paidCallName(call);
-}
-
-function paidCallName({ id }: { readonly id: string }): string {
-  return `a paid call that is still to be made (${id})`;
-}
-
-/** Names, for the tenant, a paid call that goes to a URL that is not allowed; null when none does. */
-export const paidCallShutOut = usedAtInTurns({
-  pageAfter: ({ db, tables: { payments: t, openInvocations: open } }, { tenant, credentialId }, after, limit) =>
-    db
-      .select({ id: t.invocation_id, call: open.call })
-      .from(t)
-      .innerJoin(open, isOfCall(t, open))
-      .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, credentialId), gt(t.invocation_id, after)))
-      .orderBy(t.invocation_id)
-      .limit(limit),
-  urlOf: ({ call }) => (JSON.parse(call) as Call).url,
-  nameOf: (call) => paidCallName(call),
-});
+/** A call that is being moved to the ended calls is no longer among the open ones, so it has no URL. */
+export const paidCallsOfCredential: CredentialUses = async (reader, { tenant, credentialId }, after, limit) => {
+  const { payments: t, openInvocations: open } = reader.tables;
+  const found = await reader.db
+    .select({ id: t.invocation_id, call: open.call })
+    .from(t)
+    .leftJoin(open, isOfCall(t, open))
+    .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, credentialId), gt(t.invocation_id, after)))
+    .orderBy(t.invocation_id)
+    .limit(limit);
+  const urlOf = (call: string) => (JSON.parse(call) as Call).url;
+  return found.map(({ id, call }) => {
+    return { id, url: call === null ? null : urlOf(call), name: `a paid call that is still to be made (${id})` };
+  });
+};

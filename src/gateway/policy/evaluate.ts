@@ -41,7 +41,6 @@ export interface CompiledPolicy {
   readonly rules: readonly CompiledRule[];
   readonly agents: NameIndex;
   readonly tools: NameIndex;
-  /** Whether any rule has a rate threshold. */
   readonly usesRate: boolean;
 }
 
@@ -62,22 +61,21 @@ export async function compile(
     const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = ANY_RATE } = match;
     return { verdict: { action, matched_rule, reason }, bytes_min, rate_above };
   });
-  return {
-    rules,
-    agents: agents.build(),
-    tools: tools.build(),
-    usesRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE),
-  };
+  return { rules, agents, tools, usesRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE) };
 }
 
 /** Whether any rule that applies to the agent has a rate threshold. */
 export function asksForRate({ rules, agents, usesRate }: CompiledPolicy, agentId: string): boolean {
-  if (!usesRate) return false;
-  const matching = agents.rulesOf(agentId);
-  for (let at = nextRule(matching, 0); at !== -1; at = nextRule(matching, at + 1)) {
-    if (rules[at]?.rate_above !== ANY_RATE) return true;
+  return usesRate && firstOf(rules, agents.rulesOf(agentId), ({ rate_above }) => rate_above !== ANY_RATE) !== undefined;
+}
+
+/** The first rule of the set that passes the test. */
+function firstOf(rules: CompiledPolicy["rules"], set: RuleSet, test: (rule: CompiledRule) => boolean) {
+  for (let at = nextRule(set, 0); at !== -1; at = nextRule(set, at + 1)) {
+    const rule = rules[at];
+    if (rule !== undefined && test(rule)) return rule;
   }
-  return false;
+  return undefined;
 }
 
 function hasReached(rule: CompiledRule, { body_bytes, rate }: Pick<EvaluatedCall, "body_bytes" | "rate">): boolean {
@@ -87,12 +85,9 @@ function hasReached(rule: CompiledRule, { body_bytes, rate }: Pick<EvaluatedCall
 export function evaluate({ rules, agents, tools }: CompiledPolicy, call: EvaluatedCall): PolicyVerdict {
   const matching = tools.rulesOf(call.protocol === "mcp" ? call.mcp_tool : null);
   intersect(matching, agents.rulesOf(call.agent_id));
-  for (let at = nextRule(matching, 0); at !== -1; at = nextRule(matching, at + 1)) {
-    const rule = rules[at];
-    if (rule === undefined) break;
-    if (hasReached(rule, call)) return rule.verdict;
-  }
-  throw new Error("a policy without a default");
+  const rule = firstOf(rules, matching, (each) => hasReached(each, call));
+  if (rule === undefined) throw new Error("a policy without a default");
+  return rule.verdict;
 }
 
 /**
@@ -108,17 +103,16 @@ export function toolsDeniedToAll({ rules, agents, tools }: CompiledPolicy, agent
     const matching = tools.rulesOf(tool);
     intersect(matching, ofAgent);
     const denying: CompiledRule[] = [];
-    for (let at = nextRule(matching, 0); at !== -1; at = nextRule(matching, at + 1)) {
-      const rule = rules[at];
-      if (rule === undefined) break;
+    const passing = firstOf(rules, matching, (rule) => {
       const smallest = {
         body_bytes: Math.max(rule.bytes_min, SMALLEST_BODY_BYTES),
         rate: Math.max(rule.rate_above + 1, SMALLEST_RATE),
       };
-      if (rule.verdict.action === "deny") denying.push(rule);
-      else if (!denying.some((earlier) => hasReached(earlier, smallest))) return false;
-    }
-    return true;
+      const isDenying = rule.verdict.action === "deny";
+      if (isDenying) denying.push(rule);
+      return !isDenying && !denying.some((earlier) => hasReached(earlier, smallest));
+    });
+    return passing === undefined;
   };
 }
 
@@ -148,17 +142,14 @@ export function nextRule(set: RuleSet, from: number): number {
   return -1;
 }
 
-/** An index of the rules that name a text, in full or by a prefix. */
-interface NameIndex {
-  /** The rules that name the text, and those with an empty list, which match any text and null. */
-  rulesOf(text: string | null): RuleSet;
-}
+type NameIndex = Pick<ReturnType<typeof indexNames>, "rulesOf">;
 
-/** @param count the number of rules in the policy */
+/** An index of the rules that name a text, in full or by a prefix. @param count the number of rules in the policy */
 export function indexNames(count: number) {
   const anyText = createRuleSet(count);
   /** The rules by full name, and by prefix without its `*`. */
   const [names, prefixes] = [new Map<string, number[]>(), new Map<string, number[]>()];
+  const prefixLengths = new Set<number>();
   return {
     /** @param list full names, and prefixes ending in `*`; empty matches any text */
     add(list: readonly string[], rule: number): void {
@@ -167,21 +158,18 @@ export function indexNames(count: number) {
         const isPrefix = entry.endsWith("*");
         const [index, text] = isPrefix ? [prefixes, entry.slice(0, -1)] : [names, entry];
         index.getOrInsertComputed(text, () => []).push(rule);
+        if (isPrefix) prefixLengths.add(text.length);
       }
     },
-    build(): NameIndex {
-      const lengths = [...new Set([...prefixes.keys()].map(({ length }) => length))];
-      return {
-        rulesOf(text) {
-          const matching = anyText.slice();
-          if (text === null) return matching;
-          addAll(matching, names.get(text));
-          for (const length of lengths) {
-            if (length <= text.length) addAll(matching, prefixes.get(text.slice(0, length)));
-          }
-          return matching;
-        },
-      };
+    /** The rules that name the text, and those with an empty list, which match any text and null. */
+    rulesOf(text: string | null): RuleSet {
+      const matching = anyText.slice();
+      if (text === null) return matching;
+      addAll(matching, names.get(text));
+      for (const length of prefixLengths) {
+        if (length <= text.length) addAll(matching, prefixes.get(text.slice(0, length)));
+      }
+      return matching;
     },
   };
 }

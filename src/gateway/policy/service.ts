@@ -20,8 +20,7 @@ import {
   foundBy,
   GIVEN_KEY,
   inputRows,
-  prepared,
-  type Reader,
+  preparedRow,
   type StoreTools,
   type Tx,
 } from "../../storage/store.ts";
@@ -269,7 +268,7 @@ const versionLookUp: Command<string, number | null> = {
   },
 };
 
-const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
+const policyByTenant = preparedRow(({ db, tables: { policies: t } }) =>
   db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
 );
 
@@ -294,8 +293,8 @@ export function createPolicyCache({
     if (newest === null) return { policy: null, weight: POLICY_BYTES, until };
     const last = entries.get(tenant);
     if (last?.policy?.version === newest) return { ...last, until };
-    const [row] = await policyQuery(store.read.urgent).execute({ tenant });
-    if (row === undefined) return { policy: null, weight: POLICY_BYTES, until };
+    const row = await policyByTenant(store.read.urgent, { tenant });
+    if (row === null) return { policy: null, weight: POLICY_BYTES, until };
     const { default_action, version, on_error, rules, updated_at } = row;
     return limitCompiles(tenant, async () => {
       const other = entries.get(tenant);

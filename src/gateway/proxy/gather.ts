@@ -5,10 +5,10 @@
 import { and, eq } from "drizzle-orm";
 import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import type { Log } from "../../core/log.ts";
-import type { Clock, TimeBounds } from "../../core/time.ts";
+import type { Meters } from "../../core/meters.ts";
+import type { TimeBounds } from "../../core/time.ts";
 import { outlastRequest } from "../../kernel/wait.ts";
-import type { Store } from "../../storage/store.ts";
+import type { StoreTools } from "../../storage/store.ts";
 import { type CallBody, hashOf } from "../../wire/body.ts";
 import { type Price, priceOf } from "../agents/service.ts";
 import type { AgentCache, InvocableAgent, RateLimiter } from "../agents/store.ts";
@@ -32,13 +32,13 @@ export interface ProxyCall {
   note(name: string, value: string): void;
 }
 
-export interface GatherOptions {
-  readonly store: Store;
-  readonly clock: Clock;
+/** What both kinds of calls need, to be checked and recorded. */
+export interface CallOptions extends StoreTools {
+  readonly replica: string;
   readonly time: TimeBounds;
   readonly refusals: Pick<LostCommits, "isRefused" | "wasStored">;
-  readonly log: Log;
-  readonly payments: Pick<Payments, "check" | "usedFor" | "presentedIn">;
+  readonly meters: Pick<Meters, "accepted" | "payment">;
+  readonly payments: Payments;
   readonly policy: Pick<PolicyService, "readAhead" | "decideNow" | "decide" | "recordNow" | "record">;
   readonly agents: Pick<AgentCache, "cached" | "find">;
   readonly rates: RateLimiter;
@@ -73,7 +73,7 @@ export interface CheckedCall<P extends ParsedRequest> {
 }
 
 interface Gathering {
-  readonly options: GatherOptions;
+  readonly options: CallOptions;
   readonly call: ProxyCall;
   readonly kind: CallKind<ParsedRequest>;
   readonly known: KnownCall;
@@ -86,7 +86,7 @@ const AGENT_CHANGES_MAX = 5;
 
 /** @throws Fault of every kind that the order of checks names; `unavailable` when the agent keeps changing */
 export async function gatherCall<P extends ParsedRequest>(
-  options: GatherOptions,
+  options: CallOptions,
   call: ProxyCall,
   kind: CallKind<P>,
 ): Promise<CheckedCall<P>> {
@@ -217,7 +217,7 @@ const ownerOf = ({ caller, agentId }: ProxyCall) => ({
   agent_id: agentId,
 });
 
-const timesOf = ({ time }: GatherOptions) => ({ asked_at: time.earliest(), latest: time.latest() });
+const timesOf = ({ time }: CallOptions) => ({ asked_at: time.earliest(), latest: time.latest() });
 
 async function findEarlierCall(gathering: Gathering): Promise<string | null> {
   const { options, call, known } = gathering;
@@ -235,7 +235,7 @@ async function findEarlierCall(gathering: Gathering): Promise<string | null> {
   return unlessRefused(options, owner.tenant, used);
 }
 
-async function unlessRefused({ refusals }: GatherOptions, tenant: string, id: string | null): Promise<string | null> {
+async function unlessRefused({ refusals }: CallOptions, tenant: string, id: string | null): Promise<string | null> {
   return id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
 }
 
@@ -261,10 +261,7 @@ async function findPaidCall({ options, call, known }: Gathering): Promise<Invoca
 }
 
 /** Puts off the expiry of a streamed paid call while its caller is connected: the time to resume counts from the last try. */
-export function keepResumablePaidCall(
-  { store, clock, log }: Pick<GatherOptions, "store" | "clock" | "log">,
-  paidCall: InvocationRow,
-): Disposable {
+export function keepResumablePaidCall({ store, clock, log }: StoreTools, paidCall: InvocationRow): Disposable {
   if (paidCall.mode !== "streaming") return { [Symbol.dispose]() {} };
   const { tenant, id } = paidCall;
   const keep = () => {

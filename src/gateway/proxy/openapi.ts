@@ -16,14 +16,18 @@ const WAIT = {
 };
 
 const AGENT_ID = { id: idParameter("agt", "The agent's ID.") };
-const MODEL = {
+const KEY = Type.String({ minLength: 1, maxLength: MAX.idempotencyKeyCharacters, pattern: "^[\\x21-\\x7e]+$" });
+const PAYMENT = Type.String({ maxLength: MAX.paymentHeaderCharacters });
+/** The request headers of a call. The descriptions are those that differ between the two paths. */
+const callHeaders = (key: string, payment: string, signature: string) => ({
+  "Idempotency-Key": { description: key, schema: KEY },
   "X-Service-Model": {
     description: `A model identifier, recorded; at most ${MAX.serviceModelBytes} bytes.`,
     schema: Type.String({ maxLength: MAX.serviceModelBytes }),
   },
-};
-const KEY = Type.String({ minLength: 1, maxLength: MAX.idempotencyKeyCharacters, pattern: "^[\\x21-\\x7e]+$" });
-const PAYMENT = Type.String({ maxLength: MAX.paymentHeaderCharacters });
+  "X-PAYMENT": { description: payment, schema: PAYMENT },
+  "PAYMENT-SIGNATURE": { description: signature, schema: PAYMENT },
+});
 const BODY = {
   schema: Type.Unsafe({}),
   description: "At most 32 MiB, of any media type.",
@@ -66,20 +70,11 @@ export const proxyCall = (network: Network) =>
       "The body goes to the agent's upstream_url byte for byte; for an mcp agent it is one JSON-RPC 2.0 request.",
     path: AGENT_ID,
     headers: {
-      "Idempotency-Key": {
-        description: "Repeating a key and body within 24 hours returns the same invocation.",
-        schema: KEY,
-      },
-      ...MODEL,
-      "X-PAYMENT": {
-        description:
-          "For a priced agent: an x402 version 1 payment, in base64. Repeating payment and body returns the same invocation.",
-        schema: PAYMENT,
-      },
-      "PAYMENT-SIGNATURE": {
-        description: "For a priced agent: an x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
-        schema: PAYMENT,
-      },
+      ...callHeaders(
+        "Repeating a key and body within 24 hours returns the same invocation.",
+        "For a priced agent: an x402 version 1 payment, in base64. Repeating payment and body returns the same invocation.",
+        "For a priced agent: an x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
+      ),
       ...WAIT,
     },
     body: BODY,
@@ -154,20 +149,11 @@ export const streamCall = operation({
     "responses, every `*/list`, subscriptions, tasks, completion) are free and not judged; every other message is judged by itself, and the price is the sum. This is the URL to give to an MCP client.",
   path: AGENT_ID,
   headers: {
-    "Idempotency-Key": {
-      description: "A call that was made with this key in the last 24 hours is not made again (409).",
-      schema: KEY,
-    },
-    ...MODEL,
-    "X-PAYMENT": {
-      description:
-        "For a priced agent: an x402 version 1 payment, in base64. Sent again after a 503, it resumes the call.",
-      schema: PAYMENT,
-    },
-    "PAYMENT-SIGNATURE": {
-      description: "An x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
-      schema: PAYMENT,
-    },
+    ...callHeaders(
+      "A call that was made with this key in the last 24 hours is not made again (409).",
+      "For a priced agent: an x402 version 1 payment, in base64. Sent again after a 503, it resumes the call.",
+      "An x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
+    ),
     ...SESSION,
   },
   body: BODY,

@@ -1,28 +1,17 @@
 // Records a call that has passed the checks: its row, all that is needed to make it later, and its payment, in one write.
 // Both paths of calls use it, and it also makes the errors of recorded calls, which carry the invocation's ID.
 import type { Call } from "../../core/call.ts";
-import { Fault, type FaultKind } from "../../core/fault.ts";
+import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
-import type { Meters } from "../../core/meters.ts";
 import type { Mode } from "../../core/states.ts";
-import type { Clock } from "../../core/time.ts";
-import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import { CommitUnknown, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { holdCredential, mayGoTo } from "../credentials/service.ts";
-import type { LostCommits, UnsureCall } from "../invocations/lost-commits.ts";
+import type { UnsureCall } from "../invocations/lost-commits.ts";
 import { type AcceptedCall, type AcceptedRow, type AcceptingClaim, accept } from "../invocations/service.ts";
-import { type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
+import { type PricedCall, paidColumns } from "../payment/service.ts";
 import { insertPayment, type PaymentRow } from "../payment/store.ts";
-import { agentIsChanging, type CheckedCall, type ProxyCall } from "./gather.ts";
+import { agentIsChanging, type CallOptions, type CheckedCall, type ProxyCall } from "./gather.ts";
 import type { ParsedRequest } from "./judge.ts";
-
-export interface RecordOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly payments: Pick<Payments, "check" | "paymentRow">;
-  readonly refusals: Pick<LostCommits, "isRefused" | "wasStored">;
-  readonly meters: Pick<Meters, "accepted" | "payment">;
-  readonly replica: string;
-}
 
 interface StoredCall {
   readonly id: string;
@@ -32,7 +21,7 @@ interface StoredCall {
 }
 
 export function acceptedOf(
-  options: RecordOptions,
+  options: CallOptions,
   call: ProxyCall,
   checked: CheckedCall<ParsedRequest>,
   { mode, headers, hash }: { readonly mode: Mode; readonly headers: Call["headers"]; readonly hash: string | null },
@@ -58,7 +47,7 @@ export function acceptedOf(
  *   used for another call meanwhile
  */
 export async function record(
-  options: RecordOptions,
+  options: CallOptions,
   { payment: charged }: CheckedCall<ParsedRequest>,
   accepted: AcceptedCall,
   claim: AcceptingClaim | null,
@@ -93,7 +82,7 @@ export async function record(
 /** The ID of the call that is stored although this write has failed. A refusal would make its caller send the call twice. */
 async function idDespite(
   error: unknown,
-  { refusals, payments }: RecordOptions,
+  { refusals, payments }: CallOptions,
   call: UnsureCall,
   priced: PricedCall | null,
 ): Promise<string> {
@@ -123,7 +112,7 @@ async function requireCredential(
 }
 
 function newRow(
-  { store, clock, replica }: RecordOptions,
+  { store, clock, replica }: CallOptions,
   { caller }: ProxyCall,
   checked: CheckedCall<ParsedRequest>,
   mode: Mode,
@@ -160,33 +149,22 @@ function newRow(
 // Errors of a call that has a record. They carry its ID, so that the caller can look the call up.
 
 export function recordedFault(
-  kind: FaultKind,
-  message: string,
+  { kind, message, retryAfterSeconds, answer }: Fault,
   id: string,
-  {
-    headers,
-    ...detail
-  }: { readonly headers?: Readonly<Record<string, string>>; readonly retryAfterSeconds?: number } = {},
+  paid: Readonly<Record<string, string>> = {},
 ): Fault {
-  const named = { ...headers, "x-service-invocation-id": id };
-  return new Fault(kind, message, { ...detail, answer: { body: { error: message }, headers: named } });
+  const headers = { ...answer?.headers, ...paid, "x-service-invocation-id": id };
+  const retry = retryAfterSeconds !== undefined && { retryAfterSeconds };
+  return new Fault(kind, message, { ...retry, answer: { body: { error: message }, headers } });
 }
 
 export async function withId<T>(id: string, work: Promise<T>): Promise<T> {
-  try {
-    return await work;
-  } catch (error) {
-    if (!(error instanceof Fault)) throw error;
-    const { kind, message, retryAfterSeconds, answer } = error;
-    const detail = {
-      headers: answer?.headers ?? {},
-      ...(retryAfterSeconds !== undefined && { retryAfterSeconds }),
-    };
-    throw recordedFault(kind, message, id, detail);
-  }
+  return work.catch((error) => {
+    throw error instanceof Fault ? recordedFault(error, id) : error;
+  });
 }
 
 /** The idempotency key or payment belongs to a call on the other path: polled instead of streamed, or the reverse. */
 export function otherPathFault(id: string): Fault {
-  return recordedFault("conflict", "this key or payment belongs to a call on the agent's other path", id);
+  return recordedFault(new Fault("conflict", "this key or payment belongs to a call on the agent's other path"), id);
 }

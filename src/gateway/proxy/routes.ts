@@ -23,12 +23,12 @@ import {
   type InvocationKey,
   type InvocationRow,
 } from "../invocations/service.ts";
-import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
+import { type PaidHeaders, paidByHeader } from "../payment/service.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
-import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
+import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
-import { acceptedOf, otherPathFault, type RecordOptions, record } from "./record.ts";
+import { acceptedOf, otherPathFault, record } from "./record.ts";
 
 /** A slot for a call that is about to be stored, with the claim to store. Either `run` or `giveBack` must follow. */
 export interface ReservedSlot {
@@ -38,15 +38,16 @@ export interface ReservedSlot {
   giveBack(): void;
 }
 
-export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
+export interface ProxyRoutesOptions extends CallOptions {
   readonly network: Network;
-  readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
   readonly admitting: Pick<InFlight, "enter">;
-  /** A slot for a call that can start as soon as it is stored; null when the call has to wait in the queue. */
-  reserve(accepted: AcceptedCall): ReservedSlot | null;
-  /** Queues an accepted call that has no slot. Called once the call is durable. */
-  offer(tenant: string, agentId: string, id: string): void;
+  readonly queue: {
+    /** A slot for a call that can start as soon as it is stored; null when the call has to wait in the queue. */
+    reserve(accepted: AcceptedCall): ReservedSlot | null;
+    /** Queues an accepted call that has no slot. Called once the call is durable. */
+    offer(tenant: string, agentId: string, id: string): void;
+  };
   stop(id: string): void;
 }
 
@@ -149,13 +150,13 @@ async function acceptNew(options: ProxyRoutesOptions, call: ProxyCall, checked: 
   const accepted = acceptedOf(options, call, checked, { mode: "transactional", headers, hash });
   // A paid call is queued later, when its payment has been collected.
   const isReady = accepted.row.settlement_status === null;
-  const slot = isReady ? options.reserve(accepted) : null;
+  const slot = isReady ? options.queue.reserve(accepted) : null;
   let isStarted = false;
   try {
     const stored = await record(options, checked, accepted, slot?.claim ?? null);
     if (stored.isNew && isReady) {
       isStarted = true;
-      if (slot === null) options.offer(call.caller.tenant, call.agentId, stored.id);
+      if (slot === null) options.queue.offer(call.caller.tenant, call.agentId, stored.id);
       else slot.run(accepted);
     }
     return stored;

@@ -17,15 +17,15 @@ import { SESSION_HEADER } from "../../wire/mcp-headers.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
-import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
+import { type PaidHeaders, paidByHeader } from "../payment/service.ts";
 import { leadsBack } from "../streaming/response.ts";
 import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
 import { mcpVersion, passedToStream, passesEchoedHeaders } from "../upstream/headers.ts";
 import type { Claims } from "../upstream/ownership.ts";
-import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
+import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { loopProblem, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
-import { acceptedOf, otherPathFault, type RecordOptions, record, recordedFault, withId } from "./record.ts";
+import { acceptedOf, otherPathFault, record, recordedFault, withId } from "./record.ts";
 
 const METHODS = ["POST", "GET", "DELETE"];
 
@@ -231,8 +231,7 @@ export type SessionIds = ReturnType<typeof sessionIds>;
 // the payment is unknown, the call stays pending, and a retry with the payment resumes it on any replica. Each request claims
 // with a token of its own, so that only one of several retries makes the call.
 
-export interface AdmitStreamOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
-  readonly payments: Payments;
+export interface AdmitStreamOptions extends CallOptions {
   readonly claims: Claims;
   readonly limits: StreamLimits;
   readonly stopping: AbortSignal;
@@ -356,7 +355,7 @@ async function claimPending(
   // A claim ends after the end of its call is stored. If that came between the two, another look shows it.
   if (isLostClaim(options, row)) row = await find();
   if (row.status === "pending" || isLostClaim(options, row)) throw outcomeUnknown(key.id);
-  throw recordedFault("conflict", whyNotMade(row), key.id, { headers: await toldHeaders() });
+  throw recordedFault(new Fault("conflict", whyNotMade(row)), key.id, await toldHeaders());
 }
 
 const recalled = ({ payments }: AdmitStreamOptions, { tenant, id }: InvocationKey) =>
@@ -401,7 +400,7 @@ function whyNotMade({ claim, error_class, settlement_status }: InvocationRow): s
 
 function outcomeUnknown(id: string): Fault {
   const message = "the payment's outcome is not known yet: send the same payment again";
-  return recordedFault("unavailable", message, id, { retryAfterSeconds: 5 });
+  return recordedFault(new Fault("unavailable", message, { retryAfterSeconds: 5 }), id);
 }
 
 function openedOf(

@@ -16,7 +16,7 @@ import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { atOnceOrInTurn } from "../../kernel/turns.ts";
-import { type StopSignal, unlessAborted, untilFirst } from "../../kernel/wait.ts";
+import { endsWithin, type StopSignal, unlessAborted, untilFirst } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, freeMemory } from "../../wire/body.ts";
 import { isEventStream } from "../../wire/event-stream.ts";
@@ -27,13 +27,9 @@ import { answerHeaders, type Budget, type ResponseRecorder } from "./response.ts
 import { filterEvents, filterJson, refuseAll } from "./tool-filter.ts";
 
 /** An admitted request (see proxy/stream-routes.ts), ready to be sent. */
-export interface OpenedRequest {
+export interface OpenedRequest extends Pick<Call, "url" | "credential_ref" | "headers" | "request_id"> {
   readonly tenant: string;
   readonly agentId: string;
-  readonly url: string;
-  readonly credential_ref: string | null;
-  readonly headers: Call["headers"];
-  readonly request_id: string;
 }
 
 export interface ExchangeDeps {
@@ -108,7 +104,7 @@ async function credentialOf(
     return header;
   } catch (error) {
     if (!signal.aborted) log.warn("credential_not_resolved", { tenant, credential_ref, error });
-    throw credentialProblem("credential not resolved", error);
+    throw credentialProblem(error);
   }
 }
 
@@ -299,7 +295,7 @@ async function decodedChunks(
   timeouts.waitFor("upstream");
   const first = nextOf(chunks);
   try {
-    if (!isEvents || !(await isSilent(first, FIRST_WAIT_MS))) await first;
+    if (!isEvents || (await endsWithin(FIRST_WAIT_MS, first))) await first;
   } catch (error) {
     signal.throwIfAborted();
     if (error instanceof Undecodable) throw error;
@@ -363,7 +359,7 @@ export function relayBody({
     freeRelayed();
     if (next === null) timeouts.waitFor("upstream");
     next ??= nextOf(chunks);
-    if (silenceMs !== null && isBetweenLines && (await isSilent(next, silenceMs))) {
+    if (silenceMs !== null && isBetweenLines && !(await endsWithin(silenceMs, next))) {
       silenceMs = comments?.nextMs ?? null;
       controller.enqueue(hasBegun ? COMMENT : OPENING);
       hasBegun = true;
@@ -420,19 +416,4 @@ function nextOf(chunks: Chunks): Promise<IteratorResult<Uint8Array, void>> {
   // A failure while nobody awaits it is no unhandled rejection: the next pull, or the timeouts, report it.
   next.catch(() => {});
   return next;
-}
-
-/** Whether `next` takes longer than `ms`; rejects if it rejects. It makes one promise, where `Promise.race` makes several. */
-function isSilent(next: Promise<unknown>, ms: number): Promise<boolean> {
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, ms, true);
-    const came = () => {
-      clearTimeout(timer);
-      resolve(false);
-    };
-    next.then(came, (error) => {
-      clearTimeout(timer);
-      reject(error);
-    });
-  });
 }

@@ -10,7 +10,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import type { Ending } from "../invocations/service.ts";
 import type { CallFailure } from "../upstream/failure.ts";
-import { listElements } from "../upstream/headers.ts";
+import { isDialling, listElements, newTrace, noteHead, sinceDialled, traced } from "../upstream/headers.ts";
 
 const DROPPED_HEADERS = new Set([
   "connection",
@@ -139,20 +139,14 @@ const START_BYTES_FIRST = 4096;
 const BELIEVED_BYTES = 64 * 1024;
 
 export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: TenantBudget) {
-  let dialledAt: number | null = null;
-  let isConnected = false;
+  const trace = newTrace();
   let firstAt: number | null = null;
-  let status: number | null = null;
-  let contentType: string | null = null;
   let size = 0;
   /** The Content-Length, which is only a hint if the body is encoded. */
   let length = 0;
   let start = new Uint8Array();
   let captured = 0;
   const hash = receipt ? createHash("sha256") : null;
-
-  const since = (from: number | null, to: number | null) =>
-    from === null || to === null ? null : Math.max(0, Math.round(to - from));
 
   function grow(wanted: number): void {
     const more = memory.take(wanted - start.length);
@@ -176,32 +170,29 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
 
   function ending(failure: Pick<Ending, "error_class" | "error_detail">, isWhole: boolean): Ending {
     const whole = captured === start.length ? start : start.slice(0, captured);
-    const response = status !== null && capture ? whole : null;
+    const hasHead = trace.upstream_status !== null;
+    const response = hasHead && capture ? whole : null;
     memory.giveBack(start.length);
     start = new Uint8Array();
     return {
       status: failure.error_class === null ? "succeeded" : "failed",
       ...failure,
-      upstream_status: status,
-      latency_ms: since(dialledAt, performance.now()),
-      ttft_ms: since(dialledAt, firstAt),
-      resp_size: status === null ? null : size,
+      ...traced(trace, performance.now()),
+      ttft_ms: sinceDialled(trace, firstAt),
+      resp_size: hasHead ? size : null,
       resp_sha256: isWhole && hash !== null ? hash.digest("hex") : null,
       response,
       response_truncated: response !== null && (!isWhole || size > response.length),
-      response_content_type: contentType,
     };
   }
 
   return {
     dialled() {
-      dialledAt ??= performance.now();
+      trace.dialled_at ??= performance.now();
     },
     head(response: Answer) {
-      status = response.status;
+      noteHead(trace, response);
       length = Number(response.headers.get("content-length")) || 0;
-      // A longer content type would only fill the record.
-      contentType = response.headers.get("content-type")?.slice(0, 256) ?? null;
     },
     piece(bytes: Uint8Array) {
       if (bytes.length === 0) return;
@@ -211,11 +202,13 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
       if (capture) keep(bytes);
     },
     connected() {
-      isConnected = true;
+      trace.is_connected = true;
     },
-    /** Whether the call has begun to connect, and has no connection yet. */
-    isDialling: () => dialledAt !== null && !isConnected,
-    whole: () => ending({ error_class: status === null ? "internal" : errorClassOf(status), error_detail: null }, true),
+    isDialling: () => isDialling(trace),
+    whole() {
+      const { upstream_status: status } = trace;
+      return ending({ error_class: status === null ? "internal" : errorClassOf(status), error_detail: null }, true);
+    },
     broken: ({ errorClass, errorDetail }: Pick<CallFailure, "errorClass" | "errorDetail">) =>
       ending({ error_class: errorClass, error_detail: errorDetail }, false),
   };

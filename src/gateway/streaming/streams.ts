@@ -2,6 +2,7 @@
 // Streams run on the main thread: they can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing
 // their pieces in messages would copy each piece and lose the back-pressure that keeps memory flat.
 
+import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Tracer } from "../../core/tracing.ts";
 import { createDecoderShare } from "../../http/client/body.ts";
@@ -42,16 +43,13 @@ export interface OpenedConnection extends OpenedRequest {
 }
 
 /** A running invocation, which `call` will end. Its body is passed apart, so that its memory is free once it is sent. */
-export interface OpenedCall extends OpenedRequest {
+export interface OpenedCall extends OpenedRequest, Pick<Call, "capture" | "receipt"> {
   readonly slot: StreamPermit;
   readonly key: InvocationKey;
   readonly token: string;
   readonly claimedAt: Moment;
   /** Whether the call waited for its payment, so that the caller may come back for it until the upstream is dialled. */
   readonly isResumable: boolean;
-  readonly capture: boolean;
-  /** Whether a receipt will hold the hash of the response. */
-  readonly receipt: boolean;
   /** Set if the response may be one to `tools/list`; `isNewest` if its protocol version has hints for caches. */
   readonly listsTools: { readonly isNewest: boolean } | null;
   readonly responseHeaders: Readonly<Record<string, string>>;

@@ -8,7 +8,7 @@ const running = new AbortController().signal;
 const stopped = (why: CallStop) => AbortSignal.abort(why);
 const unreached = (code: string) => new OutboundError("unreached", code, reasonOf(code));
 const tooLong = new CallError("internal", "too long", { errorDetail: "response_too_large" });
-const elsewhere = credentialProblem("not resolved", new CredentialFailure("other hosts", { isOtherHost: true }));
+const elsewhere = credentialProblem(new CredentialFailure("other hosts", { isOtherHost: true }));
 
 describe("the error class, the detail and the status of a failed call", () => {
   const cases: [string, unknown, AbortSignal, string, string | null, string][] = [
@@ -32,7 +32,7 @@ describe("the error class, the detail and the status of a failed call", () => {
     ["a broken encoding", lost({ code: "Z_DATA_ERROR" }), running, "upstream_5xx", null, "bad_gateway"],
     [
       "a missing secret",
-      credentialProblem("gone"),
+      credentialProblem(new CredentialFailure("gone")),
       running,
       "credential_error",
       "credential_unresolved",
@@ -40,7 +40,7 @@ describe("the error class, the detail and the status of a failed call", () => {
     ],
     [
       "a secret in a store that is away",
-      credentialProblem("gone", new Fault("unavailable", "away")),
+      credentialProblem(new Fault("unavailable", "away")),
       running,
       "credential_error",
       "credential_unresolved",

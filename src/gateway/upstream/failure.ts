@@ -27,13 +27,9 @@ export interface UpstreamFailure extends CallFailure {
   readonly message: string;
 }
 
-/** Thrown to end a call with an error class and a text for the log; for failures other than those of the connection. */
-export class CallError extends Error implements CallFailure {
-  readonly errorClass: ErrorClass;
-  readonly errorDetail: ErrorDetail | null;
-  readonly detail: string;
-  /** For the caller. */
-  readonly callerMessage: string;
+/** Thrown to end a call with a failure other than those of the connection. */
+export class CallError extends Error {
+  readonly failure: UpstreamFailure;
   /** Set where the store is away, so that the caller is told to come back. */
   readonly away: Fault | null;
 
@@ -48,10 +44,7 @@ export class CallError extends Error implements CallFailure {
   ) {
     super(detail);
     this.away = away;
-    this.errorClass = errorClass;
-    this.errorDetail = errorDetail;
-    this.detail = detail;
-    this.callerMessage = callerMessage;
+    this.failure = failure(errorClass, errorDetail, detail, callerMessage, away?.kind);
   }
 }
 
@@ -67,12 +60,9 @@ export class CredentialFailure extends Error {
   }
 }
 
-/**
- * The error of a call without its credential.
- *
- * @param cause why the credential can't be resolved; omitted when no header can carry it
- */
-export function credentialProblem(detail: string, cause?: unknown): CallError {
+/** The error of a call without its credential. @param cause why the credential can't be resolved */
+export function credentialProblem(cause: unknown): CallError {
+  const detail = "credential not resolved";
   if (cause instanceof CredentialFailure && cause.isOtherHost) {
     const callerMessage = "the allowed_hosts of the agent's credential omit the agent's host";
     return new CallError("credential_error", detail, { errorDetail: "credential_host", callerMessage });
@@ -115,9 +105,7 @@ export function upstreamFailureOf(error: unknown, signal: StopSignal, isDialling
     const why = signal.reason as CallStop;
     return why === "timeout" && isDialling ? NOT_CONNECTED : STOPPED[why];
   }
-  if (error instanceof CallError) {
-    return failure(error.errorClass, error.errorDetail, error.detail, error.callerMessage, error.away?.kind);
-  }
+  if (error instanceof CallError) return error.failure;
   if (error instanceof OutboundError) return connectionFailure(error);
   if (error instanceof Undecodable) {
     return failure("internal", null, error.message, "the upstream's answer can't be decoded");

@@ -1,7 +1,9 @@
-// The headers of a call: reads the caller's strictly, chooses those that pass to the upstream, and makes the gateway's own.
+// The headers of a call: reads the caller's strictly, chooses those that pass to the upstream, and makes the gateway's own. The
+// last part is what both paths keep of an exchange: its times, and the head of the answer.
 import { invalidField } from "../../core/fault.ts";
 import type { Protocol } from "../../core/states.ts";
 import { viaHeader } from "../../core/via.ts";
+import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { isSessionless } from "../../wire/jsonrpc.ts";
 import {
@@ -11,7 +13,6 @@ import {
   SESSION_HEADER,
   VERSION_HEADER,
 } from "../../wire/mcp-headers.ts";
-import { credentialProblem } from "./failure.ts";
 
 const PASSED = new Set([
   "content-type",
@@ -148,6 +149,7 @@ export function waitSeconds(headers: Headers): number {
 
 // The headers that the gateway itself adds to a request to an upstream.
 
+/** Its value is visible ASCII: see credentialHeader in credentials/resolve.ts. */
 export interface CredentialHeader {
   readonly name: string;
   readonly value: string;
@@ -155,16 +157,8 @@ export interface CredentialHeader {
 
 type HeaderList = Array<[name: string, value: string]>;
 
-/** A valid header value: visible Latin-1, space and tab (RFC 9110, section 5.5). */
-const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
-
-/** @throws CallError `credential_error` when no header can carry the credential */
 export function credentialHeaders(credential: CredentialHeader | null): HeaderList {
-  if (credential === null) return [];
-  if (!HEADER_VALUE.test(credential.value)) {
-    throw credentialProblem("the secret holds characters that no header can carry");
-  }
-  return [[credential.name, credential.value]];
+  return credential === null ? [] : [[credential.name, credential.value]];
 }
 
 /** @param invocationId null for a connection that is not an invocation */
@@ -173,3 +167,43 @@ export function ownHeaders(requestId: string, invocationId: string | null): Head
   if (invocationId !== null) own.push(["x-service-invocation-id", invocationId]);
   return own;
 }
+
+// What is known of an exchange so far. It is filled in as the call goes on, so that the record of a failure has it too.
+
+export interface Trace {
+  /** When the first connection was dialled, by performance.now(); null before that. */
+  dialled_at: number | null;
+  /** Whether there has been a connection for the call. */
+  is_connected: boolean;
+  /** Set when the head of the final response has come. */
+  upstream_status: number | null;
+  response_content_type: string | null;
+  /** Bytes of the decoded body, as far as it was read. */
+  resp_size: number | null;
+}
+
+export function newTrace(): Trace {
+  return { dialled_at: null, is_connected: false, upstream_status: null, response_content_type: null, resp_size: null };
+}
+
+export function noteHead(trace: Trace, response: Answer): void {
+  trace.upstream_status = response.status;
+  // A longer content type would only fill the record.
+  trace.response_content_type = response.headers.get("content-type")?.slice(0, 256) ?? null;
+  trace.resp_size = null;
+}
+
+/** Whether the call has begun to connect, and has no connection yet. */
+export const isDialling = ({ dialled_at, is_connected }: Trace): boolean => dialled_at !== null && !is_connected;
+
+/** Whole milliseconds from the first dial to `at`; null when one of the two never came. */
+export const sinceDialled = ({ dialled_at }: Trace, at: number | null): number | null =>
+  dialled_at === null || at === null ? null : Math.max(0, Math.round(at - dialled_at));
+
+/** What the record keeps of a call, however the call went. */
+export const traced = (trace: Trace, now: number) => ({
+  upstream_status: trace.upstream_status,
+  latency_ms: sinceDialled(trace, now),
+  resp_size: trace.resp_size,
+  response_content_type: trace.response_content_type,
+});

@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { hostRules } from "../../../src/core/host.ts";
 import type { Log } from "../../../src/core/log.ts";
 import { agentRoutes } from "../../../src/gateway/agents/routes.ts";
-import { agentOfCredential, agentShutOut } from "../../../src/gateway/agents/service.ts";
+import { agentsOfCredential } from "../../../src/gateway/agents/service.ts";
 import { credentialRoutes } from "../../../src/gateway/credentials/routes.ts";
 import { routes } from "../../../src/http/elysia.ts";
 import { createEdge } from "../../../src/http/server.ts";
@@ -69,8 +69,7 @@ export async function openCatalog(databaseUrl: string | null = null): Promise<Ca
         store,
         clock,
         keyring,
-        namedBy: [agentOfCredential],
-        usedAt: [agentShutOut],
+        uses: [agentsOfCredential],
         credentialsMax: 1_000,
       }),
     );

@@ -8,8 +8,9 @@ import { isEventStream } from "../../../wire/event-stream.ts";
 import { isSessionless, RPC_REQUEST, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
 import { isEchoedHeader, SESSION_HEADER, VERSION_HEADER } from "../../../wire/mcp-headers.ts";
 import { CallError } from "../../upstream/failure.ts";
+import { noteHead } from "../../upstream/headers.ts";
 import { type CallContext, jobHeaders, send, type UpstreamRequest, type Upstreams } from "../call.ts";
-import { answered, type Job, keep, noteHead, type Outcome } from "../job.ts";
+import { answered, type Job, keep, type Outcome } from "../job.ts";
 import { type RpcAnswer, readMessage, readStreamAnswer } from "./response.ts";
 import {
   createMcpWire,

@@ -6,8 +6,8 @@ import { hostRules } from "../../../core/host.ts";
 import { createOutbound } from "../../../http/client/outbound.ts";
 import { MAX } from "../../../kernel/limits.ts";
 import { CallError } from "../../upstream/failure.ts";
+import { newTrace } from "../../upstream/headers.ts";
 import { ResponseMemory } from "../call.ts";
-import { newTrace } from "../job.ts";
 import { AnswerReader, readStreamAnswer } from "./response.ts";
 
 const encoder = new TextEncoder();

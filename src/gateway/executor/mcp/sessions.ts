@@ -10,9 +10,8 @@ import { endsWithin, Stop, type StopSignal, unlessAborted, untilFirst } from "..
 import { isEventStream } from "../../../wire/event-stream.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
 import { SESSION_HEADER, VERSION_HEADER } from "../../../wire/mcp-headers.ts";
-import { credentialHeaders } from "../../upstream/headers.ts";
+import { type CredentialHeader, credentialHeaders, newTrace } from "../../upstream/headers.ts";
 import { type CallContext, readStart, send, type Upstreams } from "../call.ts";
-import { newTrace } from "../job.ts";
 import { readMessage, readStreamAnswer } from "./response.ts";
 
 export const MCP_HEADERS: ReadonlyArray<[string, string]> = [
@@ -33,7 +32,7 @@ const encoder = new TextEncoder();
 export interface SessionTarget {
   readonly tenant: string;
   readonly url: string;
-  readonly credential: { readonly name: string; readonly value: string } | null;
+  readonly credential: CredentialHeader | null;
   /** The protocol version to offer. */
   readonly offer: string;
   /** `Via` of the call that opens the session, so that a loop back to this gateway is detected. */
@@ -48,23 +47,10 @@ export interface Opened {
 }
 
 export interface Session extends Opened {
-  /** A new request id, unique within the session. */
-  nextId(): number;
-}
-
-export interface SessionLimits {
-  readonly sessions_max: number;
-  readonly idle_ms: number;
-  /** How long to believe that a server has no sessions after it has opened none. */
-  readonly sessionless_ms: number;
-  /** How long a server may take to open a session. */
-  readonly open_ms: number;
-}
-
-interface KeptSession {
   readonly key: string;
   readonly target: SessionTarget;
-  readonly session: Session;
+  /** A new request id, unique within the session. */
+  nextId(): number;
   running: number;
   usedAt: number;
   readonly openedAt: number;
@@ -72,89 +58,91 @@ interface KeptSession {
   isRetired: boolean;
 }
 
-const DEFAULT_LIMITS: SessionLimits = {
+const DEFAULT_LIMITS = {
   sessions_max: MAX.mcpSessions,
   idle_ms: 600_000,
+  /** How long to believe that a server has no sessions after it has opened none. */
   sessionless_ms: 60_000,
+  /** How long a server may take to open a session. */
   open_ms: 30_000,
 };
+export type SessionLimits = Readonly<typeof DEFAULT_LIMITS>;
 
-function createEntry(key: string, target: SessionTarget, opened: Opened): KeptSession {
-  // 1 was the id of `initialize`.
-  let last = 1;
-  const session: Session = { ...opened, nextId: () => ++last };
+function createSession(key: string, target: SessionTarget, opened: Opened): Session {
+  let last = INITIALIZE_ID;
   const now = performance.now();
-  return { key, target, session, running: 0, usedAt: now, openedAt: now, isRetired: false };
+  return { ...opened, key, target, nextId: () => ++last, running: 0, usedAt: now, openedAt: now, isRetired: false };
 }
 
 export function createSessions(wire: Pick<McpWire, "open" | "close">, limits: SessionLimits = DEFAULT_LIMITS) {
-  /** In the order of last use, the longest unused first. */
-  const entries = new Map<string, KeptSession>();
-  const bySession = new Map<Session, KeptSession>();
+  /** By key, those that new calls get, in the order of last use, the longest unused first. */
+  const current = new Map<string, Session>();
+  /** With those that are retired and still used. */
+  const notClosed = new Set<Session>();
   const share = createFairShare({ size: limits.sessions_max });
   const openings = createOpenings(limits.open_ms, open);
   const closing = new Set<Promise<void>>();
 
-  function current(key: string): KeptSession | null {
-    const entry = entries.get(key);
-    if (entry === undefined) return null;
-    const age = performance.now() - entry.openedAt;
-    if (entry.session.id === null && age > limits.sessionless_ms) {
-      retire(entry, true);
+  function currentOf(key: string): Session | null {
+    const session = current.get(key);
+    if (session === undefined) return null;
+    const age = performance.now() - session.openedAt;
+    if (session.id === null && age > limits.sessionless_ms) {
+      retire(session, true);
       return null;
     }
-    return entry;
+    return session;
   }
 
-  function retire(entry: KeptSession, isForgotten: boolean): void {
-    if (entries.get(entry.key) === entry) {
-      entries.delete(entry.key);
-      share.giveBack(entry.target.tenant);
+  function retire(session: Session, isForgotten: boolean): void {
+    if (current.get(session.key) === session) {
+      current.delete(session.key);
+      share.giveBack(session.target.tenant);
     }
-    if (isForgotten) bySession.delete(entry.session);
-    entry.isRetired = true;
-    closeUnused(entry);
+    if (isForgotten) notClosed.delete(session);
+    session.isRetired = true;
+    closeUnused(session);
   }
 
-  function closeUnused(entry: KeptSession): void {
-    if (entry.isRetired && entry.running === 0) closeEntry(entry);
+  function closeUnused(session: Session): void {
+    if (session.isRetired && session.running === 0) close(session);
   }
 
-  function closeEntry(entry: KeptSession): void {
-    if (!bySession.delete(entry.session) || entry.session.id === null) return;
-    const closed = wire.close(entry.target, entry.session).finally(() => closing.delete(closed));
+  function close(session: Session): void {
+    if (!notClosed.delete(session) || session.id === null) return;
+    const closed = wire.close(session.target, session).finally(() => closing.delete(closed));
     closing.add(closed);
   }
 
   async function closeAll(): Promise<void> {
     const last = Promise.allSettled(openings.all());
-    for (const entry of bySession.values()) closeEntry(entry);
+    for (const session of notClosed) close(session);
     await last;
-    for (const entry of bySession.values()) closeEntry(entry);
+    for (const session of notClosed) close(session);
     await Promise.allSettled(closing);
   }
 
   async function open(key: string, target: SessionTarget, signal: StopSignal): Promise<Session | null> {
     const opened = await wire.open(target, signal);
     if (opened === null) return null;
-    const entry = createEntry(key, target, opened);
-    bySession.set(entry.session, entry);
+    const session = createSession(key, target, opened);
+    notClosed.add(session);
     if (signal.aborted) {
-      closeEntry(entry);
+      close(session);
       return null;
     }
     while (share.take(target.tenant) !== null) {
-      const evicted = leastRecentFor(target.tenant, entries);
+      const evicted = leastRecentFor(target.tenant, current);
       if (evicted !== null) retire(evicted, false);
     }
-    entries.set(key, entry);
-    return entry.session;
+    current.set(key, session);
+    return session;
   }
 
   return {
     /** The session of a key, which may just be opening; null when there is none. */
     async find(key: string, target: SessionTarget, signal: StopSignal): Promise<Session | null> {
-      return openings.has(key) ? openings.join(key, target, signal) : (current(key)?.session ?? null);
+      return openings.has(key) ? openings.join(key, target, signal) : currentOf(key);
     },
     /**
      * A new session in place of `refused`. Calls that were refused together share it: the first one opens it.
@@ -163,31 +151,31 @@ export function createSessions(wire: Pick<McpWire, "open" | "close">, limits: Se
      */
     async renew(key: string, target: SessionTarget, refused: Session | null, isForgotten: boolean, signal: StopSignal) {
       if (openings.has(key)) return openings.join(key, target, signal);
-      const entry = current(key);
-      if (entry !== null && entry.session !== refused) return entry.session;
-      if (entry !== null) retire(entry, isForgotten);
+      const session = currentOf(key);
+      if (session !== null && session !== refused) return session;
+      if (session !== null) retire(session, isForgotten);
       return openings.join(key, target, signal);
     },
     /** Does `work` in a session, which is not closed meanwhile. */
     async use<T>(session: Session | null, work: () => Promise<T>): Promise<T> {
-      const entry = session === null ? undefined : bySession.get(session);
-      if (entry === undefined) return work();
-      entry.running++;
+      if (session === null) return work();
+      const { key } = session;
+      session.running++;
       try {
         return await work();
       } finally {
-        entry.running--;
-        entry.usedAt = performance.now();
-        // Moves the entry to the end of the order of use.
-        if (entries.get(entry.key) === entry && entries.delete(entry.key)) entries.set(entry.key, entry);
-        closeUnused(entry);
+        session.running--;
+        session.usedAt = performance.now();
+        // Moves the session to the end of the order of use.
+        if (current.get(key) === session && current.delete(key)) current.set(key, session);
+        closeUnused(session);
       }
     },
     /** Closes the sessions that have been idle for too long. */
     sweep() {
       const oldest = performance.now() - limits.idle_ms;
-      for (const entry of entries.values()) {
-        if (entry.running === 0 && entry.usedAt <= oldest) retire(entry, false);
+      for (const session of current.values()) {
+        if (session.running === 0 && session.usedAt <= oldest) retire(session, false);
       }
     },
     /** Closes all sessions, even those in use; resolves when the servers have been told, or after `timeoutMs`. */
@@ -230,8 +218,8 @@ function createOpenings(ms: number, open: (...of: [string, SessionTarget, StopSi
 export type Sessions = ReturnType<typeof createSessions>;
 
 /** The tenant's session that was used least recently, or that of any tenant if this one has none. */
-function leastRecentFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): KeptSession | null {
-  const all = [...entries.values()];
+function leastRecentFor(tenant: string, current: ReadonlyMap<string, Session>): Session | null {
+  const all = [...current.values()];
   return all.find(({ target }) => target.tenant === tenant) ?? all[0] ?? null;
 }
 

@@ -3,6 +3,7 @@
 // worker that dies is replaced, with a backoff if deaths follow one another. The calls that it was running end as `internal`:
 // the upstream may have seen them, and nothing is sent twice.
 import type { Log } from "../../../core/log.ts";
+import { endsWithin } from "../../../kernel/wait.ts";
 import {
   batchOfJobs,
   cancelledCall,
@@ -250,11 +251,19 @@ export function createSupervisor(
     spawnedAt = performance.now();
     try {
       const next = spawn();
-      worker = listenTo(next, log, {
-        message: (message) => next === worker && receive(message),
-        closed: () => next === worker && onDeath(),
+      worker = next;
+      next.onmessage = ({ data }: MessageEvent<FromWorker>) => {
+        if (data.kind === "log") log[data.level](data.event, data.fields);
+        else if (next === worker) receive(data);
+      };
+      // Outcomes are lost with a message that can't be read, so the worker is ended, as if it had died.
+      next.onmessageerror = () => next.terminate();
+      next.onerror = (event) => log.error("worker_failed", { message: event.message });
+      // Also fired after `error`, and by process.exit and terminate() (measured, from source and compiled).
+      next.addEventListener("close", () => {
+        if (next === worker) onDeath();
       });
-      worker.postMessage(start);
+      next.postMessage(start);
     } catch (error) {
       log.error("worker_not_started", { error });
       onDeath();
@@ -313,26 +322,9 @@ export function createSupervisor(
       if (last === null) return;
       closed ??= Promise.withResolvers<void>();
       last.postMessage({ kind: "close" } satisfies ToWorker);
-      const timer = setTimeout(closed.resolve, 3000);
-      await closed.promise;
-      clearTimeout(timer);
+      await endsWithin(3_000, closed.promise);
       worker = null;
       last.terminate();
     },
   };
-}
-
-/**
- * An uncaught error fires `error`, then `close`; process.exit and terminate() fire `close` alone (measured, from source and
- * compiled). With a message that can't be read outcomes are lost, so the worker is ended, as if it had died.
- */
-function listenTo(worker: Worker, log: Log, handlers: { message(message: FromWorker): void; closed(): void }): Worker {
-  worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
-    if (data.kind === "log") log[data.level](data.event, data.fields);
-    else handlers.message(data);
-  };
-  worker.onmessageerror = () => worker.terminate();
-  worker.onerror = (event) => log.error("worker_failed", { message: event.message });
-  worker.addEventListener("close", () => handlers.closed());
-  return worker;
 }

@@ -6,7 +6,7 @@ import { idTime } from "../../../core/id.ts";
 import { type Command, inputRows, type Prepare, perConnection, type SqliteStatement } from "../../../storage/store.ts";
 import { bodyPartsOf, type CallBody, PART_BYTES } from "../../../wire/body.ts";
 import { IDEMPOTENCY_MS, type Idempotency } from "../idempotency.ts";
-import type { AcceptedRow } from "../service.ts";
+import type { AcceptedCall } from "../service.ts";
 
 /**
  * Compares keys so that Postgres can only use the index as a key look-up. With a plain equality, a plan made while the table
@@ -53,12 +53,9 @@ function createBatches(prepare: Prepare): (id: string) => number {
 /** Returns, for a connection, the function from a call's ID to its batch. */
 export const batchesOn = perConnection(createBatches);
 
-export interface Accepting {
-  readonly row: AcceptedRow;
+export interface Accepting extends Omit<AcceptedCall, "call"> {
   /** JSON of the call: agent snapshot and headers. */
   readonly call: string;
-  readonly body: CallBody;
-  readonly idempotency: Idempotency | null;
   /** The claim to make in the same write; null leaves the call pending. */
   readonly claim: { readonly owner: string; readonly token: string } | null;
 }

@@ -10,7 +10,6 @@ import { bodyPartsOf, PART_BYTES } from "../../../wire/body.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
 import { SMALL_BODY_BYTES, sameRequest, sameRow } from "./accept.ts";
 
-/** The end of a call, as its cause reports it. */
 export interface EndOfCall {
   readonly key: InvocationKey;
   readonly from: "pending" | "running";

@@ -44,7 +44,6 @@ interface WaitingAgent {
 }
 
 interface AgentsQuery {
-  /** The replica that looks for calls. */
   readonly replica: string;
   /** By the database's clock. */
   readonly now: number;
@@ -100,7 +99,6 @@ const RUNS_AS = INVOCATION_EVENTS.claim.to;
 export interface Taking {
   readonly tenant: string;
   readonly agent_id: string;
-  /** The replica that takes the calls. */
   readonly owner: string;
   /** One token for each call that may be taken: each claim is an attempt of its own. */
   readonly tokens: readonly string[];
