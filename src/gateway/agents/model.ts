@@ -180,14 +180,26 @@ export const decodeTags = (stored: string | null): string[] | null => JSON.parse
 export const decodePricing = (stored: string | null): Pricing | null => JSON.parse(stored ?? "null");
 
 export function agentView(row: AgentRow): Static<ReturnType<typeof agentShape>> {
-  const { tenant: _tenant, rate_revision: _revision, deleted_at: _deleted, ...shown } = row;
   return {
-    ...shown,
+    id: row.id,
+    name: row.name,
+    description: row.description,
     tags: decodeTags(row.tags),
     metadata: JSON.parse(row.metadata) as Record<string, unknown>,
     status: agentStatus(row),
+    suspended: row.suspended,
+    created_by: row.created_by,
     created_at: formatDateTime(row.created_at),
     updated_at: formatDateTime(row.updated_at),
+    upstream_url: row.upstream_url,
+    credential_ref: row.credential_ref,
+    invocation_rate_limit: row.invocation_rate_limit,
+    invocation_burst: row.invocation_burst,
+    emit_receipts: row.emit_receipts,
+    capture_body: row.capture_body,
+    protocol: row.protocol,
+    mcp_transport: row.mcp_transport,
+    mcp_protocol_version: row.mcp_protocol_version,
     pricing: decodePricing(row.pricing),
   };
 }

@@ -92,12 +92,15 @@ export const CredentialList = shape("CredentialList", {
 export const decodeHosts = (stored: string | null): string[] | null => JSON.parse(stored ?? "null");
 
 export function credentialView(row: CredentialRow): Static<typeof Credential> {
-  const { tenant: _tenant, masked_hint, vault_ref, ...shown } = row;
   return {
-    ...shown,
-    ...(masked_hint !== null && { masked_hint }),
-    ...(vault_ref !== null && { vault_ref }),
+    id: row.id,
+    name: row.name,
+    auth_type: row.auth_type,
+    source: row.source,
+    ...(row.masked_hint !== null && { masked_hint: row.masked_hint }),
+    ...(row.vault_ref !== null && { vault_ref: row.vault_ref }),
     allowed_hosts: decodeHosts(row.allowed_hosts),
+    version: row.version,
     created_at: formatDateTime(row.created_at),
     updated_at: formatDateTime(row.updated_at),
   };
