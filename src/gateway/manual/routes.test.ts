@@ -24,7 +24,8 @@ async function get(path: string, headers: Record<string, string> = {}): Promise<
 }
 
 const NAMES = PAGES.map(({ name }) => `/docs/${name}`);
-const FILES = ["/docs/style.css", "/docs/search.js", "/docs/find.js", "/docs/minisearch.js", "/docs/search.json"];
+const SCRIPTS = ["/docs/copy.js", "/docs/search.js", "/docs/find.js", "/docs/minisearch.js"];
+const FILES = ["/docs/style.css", ...SCRIPTS, "/docs/search.json"];
 
 /** The page's HTML. */
 const htmlOf = async (markdown: string) => (await renderMarkdown(markdown)).html;
@@ -38,8 +39,8 @@ describe("the manual's site", () => {
       expect(page.headers.get("content-security-policy")).toStartWith("default-src 'none'; script-src 'self';");
     }
     const types = await Promise.all(FILES.map(async (path) => (await get(path)).headers.get("content-type")));
-    const javascript = "text/javascript; charset=utf-8";
-    expect(types).toEqual(["text/css; charset=utf-8", javascript, javascript, javascript, "application/json"]);
+    const scripts = SCRIPTS.map(() => "text/javascript; charset=utf-8");
+    expect(types).toEqual(["text/css; charset=utf-8", ...scripts, "application/json"]);
   });
 
   test("loads nothing from elsewhere, and holds no inline script or style", async () => {
