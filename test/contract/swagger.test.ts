@@ -68,6 +68,8 @@ async function look(page: Page, colorScheme: "light" | "dark"): Promise<void> {
   await page.evaluate("Promise.allSettled(document.getAnimations().map(({ finished }) => finished))");
 }
 
+const hasFocus = (element: Locator) => element.evaluate((found) => found === found.ownerDocument.activeElement);
+
 async function closeAll(page: Page): Promise<void> {
   const open = page.locator(".opblock.is-open .opblock-summary-control");
   while ((await open.count()) > 0) await open.first().click();
@@ -537,11 +539,13 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     await walk(page, dialog);
     await dialog.getByRole("textbox").fill(await gateway.token({ tenant: "keys", user: "alice" }));
     await page.keyboard.press("Enter");
-    await dialog.getByRole("button", { name: "Logout" }).waitFor();
+    const logout = dialog.getByRole("button", { name: "Logout" });
+    await logout.waitFor();
+    await until(() => hasFocus(logout));
     expect(await findings(page)).toEqual([]);
     await page.keyboard.press("Escape");
     await dialog.waitFor({ state: "detached" });
-    expect(await authorizeButton.evaluate((button) => button === button.ownerDocument.activeElement)).toBe(true);
+    expect(await hasFocus(authorizeButton)).toBe(true);
 
     // Only the operation that needs a client certificate speaks of one.
     await page.locator('.opblock:has([data-path="/settle"]) .authorization__btn').click();
@@ -563,7 +567,15 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     const closed = page.locator('.opblock-put:has([data-path="/v1/policy"]) .opblock-summary-control');
     await closed.focus();
     await page.keyboard.press("Enter");
-    await page.locator('.opblock-put:has([data-path="/v1/policy"]) .responses-wrapper').waitFor();
+    const policy = page.locator('.opblock-put:has([data-path="/v1/policy"])');
+    await policy.locator(".responses-wrapper").waitFor();
+    await policy.locator("textarea").fill("{}");
+    const executing = policy.getByRole("button", { name: "Execute" });
+    await executing.focus();
+    await page.keyboard.press("Enter");
+    await page.getByRole("status").filter({ hasText: "Response 400" }).waitFor();
+    await until(() => hasFocus(executing));
+    expect(complaints.splice(0)).toEqual([expect.stringContaining("400")]);
     await opened(page, "DELETE", "/v1/agents/{id}");
     await opened(page, "POST", "/settle");
     for (const [viewport, colorScheme, other] of [

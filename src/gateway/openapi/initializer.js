@@ -434,6 +434,7 @@ const Helper = {
         },
         setResponse: (original, system) => (path, method, response) => {
           const result = original(path, method, response);
+          tell(response);
           if (response.ok) {
             learn(response, method, path);
             fillIn(system, response.headers[SESSION_HEADER.toLowerCase()]);
@@ -492,6 +493,7 @@ const ATTRIBUTES = {
   ".scheme-container": () => ({ role: "region", "aria-label": "Server and authorization" }),
   ".responses-table[id]": (table) => ({ "aria-label": `${table.closest(".opblock").id} responses` }),
   ".modal-ux": () => ({ role: "dialog", "aria-modal": "true", "aria-label": "Available authorizations" }),
+  ".view-line-link": () => ({ role: "group" }),
   ".modal-ux .close-modal": () => ({ "aria-label": "Close" }),
   ".auth-btn-wrapper .btn": (button) => ({ "aria-label": button.textContent }),
   ".auth-container h6": () => ({ "aria-level": "5" }),
@@ -513,6 +515,32 @@ const nameParts = () => {
   }
   for (const text of document.querySelectorAll("#swagger-ui pre")) sizes.observe(text);
   keepFocus(document.querySelector(".dialog-ux") !== null);
+  regainFocus();
+};
+
+/** What has the focus, the operation or dialog that it is in, and whether it lost the focus because it was disabled. */
+const focus = { on: null, within: null, wasDisabled: false };
+document.addEventListener("focusin", ({ target }) =>
+  Object.assign(focus, { on: target, within: target.closest(".opblock, .modal-ux"), wasDisabled: false }),
+);
+document.addEventListener("focusout", ({ target }) => Object.assign(focus, { wasDisabled: target.disabled }));
+
+/** Gives the focus to the next button where the library has removed what had it, or has disabled it as it does Execute. */
+const regainFocus = () => {
+  const { on, within, wasDisabled } = focus;
+  if (document.activeElement !== document.body || !(wasDisabled || on?.isConnected === false)) return;
+  const next = within?.querySelector(".execute") ?? within?.querySelector(".try-out__btn, .auth-btn-wrapper .btn");
+  next?.focus({ preventScroll: true });
+};
+
+const SAID_AFTER_MS = 100;
+
+/** Has screen readers say that a response has come, also where it is the same as the last one. */
+const tell = ({ status, err }) => {
+  const said = document.getElementById("said");
+  const code = status ?? err?.status;
+  said.textContent = "";
+  setTimeout(() => Object.assign(said, { textContent: code ? `Response ${code}` : "No response" }), SAID_AFTER_MS);
 };
 
 /** What the dialog covers, and the button that has opened it. */
