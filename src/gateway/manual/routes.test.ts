@@ -413,6 +413,21 @@ describe("the search of the manual", () => {
     ["cve", "vulnerabilities"],
     ["support", "contributing#report-a-bug"],
     ["autocomplete", "configuration#commands"],
+    ["regenerate token", "start#a-token"],
+    ["dns error", "api#failed-calls"],
+    ["pass authorization to agent", "api#credentials"],
+    ["how many requests can it handle", "growing#how-much-one-machine-carries"],
+    ["price per call", "payments#set-a-price"],
+    ["same payment twice", "api#idempotency-keys"],
+    ["does a call survive restart", "operations#shutdown"],
+    ["role based access", "security#scopes"],
+    ["separate customers", "security#tenants"],
+    ["no space left on device", "troubleshooting#the-disk-fills"],
+    ["high cpu", "troubleshooting#it-is-slow"],
+    ["out of memory", "operations#memory"],
+    ["change data folder", "operations#data-directory"],
+    ["turn off body capture", "security#what-is-logged-and-stored"],
+    ["gateway crashed", "troubleshooting#it-does-not-start"],
   ])("shows for %p first %s", (words, id) => {
     expect(find(index, words)[0]?.id).toBe(id);
   });
