@@ -94,6 +94,23 @@ const looks = [
     expect([strays, complaints]).toEqual([[], []]);
   });
 
+  test("copies the command that mints a token by the keyboard, and says so", async () => {
+    await using visited = await visit(browser, `${gateway.url}/`);
+    const { page, complaints } = visited;
+    await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
+    const button = page.getByRole("button", { name: "Copy" });
+    await page.locator("pre").focus();
+    await page.keyboard.press("Tab");
+    expect(await button.evaluate((element) => element === element.ownerDocument.activeElement)).toBe(true);
+    await page.keyboard.press("Enter");
+    await page.getByRole("button", { name: "Copied" }).waitFor();
+    expect(await page.getByRole("status").textContent()).toBe("Copied");
+    expect(await page.evaluate<string>("navigator.clipboard.readText()")).toBe(
+      "tollgate token --tenant acme --user me",
+    );
+    expect(complaints).toEqual([]);
+  });
+
   test("leads to Swagger and the manual by the keyboard", async () => {
     for (const [tabs, path] of [
       [1, "/swagger"],

@@ -7,6 +7,10 @@ declare module "*.css" {
   const text: string;
   export default text;
 }
+declare module "*/copy.js" {
+  const text: string;
+  export default text;
+}
 declare module "*/search.js" {
   const text: string;
   export default text;

@@ -68,6 +68,8 @@ async function look(page: Page, colorScheme: "light" | "dark"): Promise<void> {
   await page.evaluate("Promise.allSettled(document.getAnimations().map(({ finished }) => finished))");
 }
 
+const hasFocus = (element: Locator) => element.evaluate((found) => found === found.ownerDocument.activeElement);
+
 async function closeAll(page: Page): Promise<void> {
   const open = page.locator(".opblock.is-open .opblock-summary-control");
   while ((await open.count()) > 0) await open.first().click();
@@ -109,9 +111,17 @@ async function walk(page: Page, part: Locator): Promise<void> {
   expect(focused).toEqual({ notReached: [], unseen: [], others: [] });
 }
 
+/** Whether an operation that was executed has been sent, or asks for an ID that the page has not filled in. */
+async function asksForId(block: Locator): Promise<boolean> {
+  const asking = block.locator("input.invalid").first();
+  await asking.or(block.locator(".live-responses-table .response .response-col_status")).waitFor();
+  return (await asking.count()) > 0;
+}
+
 /** Executes an open operation just as the page offers it, with the example for its body. */
 async function execute(block: Locator): Promise<{ status: string; body: string }> {
   await block.getByRole("button", { name: "Execute" }).click();
+  if (await asksForId(block)) return { status: "asks", body: "" };
   const live = block.locator(".live-responses-table .response");
   const status = (await live.locator(".response-col_status").textContent()) ?? "";
   const shown = await live.locator(".response-col_description .highlight-code pre").allTextContents();
@@ -130,8 +140,8 @@ const IN_ORDER = [
   "PUT /v1/credentials/{id}: 200",
   "POST /v1/proxy/{id}: 202",
   "GET /v1/proxy/{id}/invocations/{inv_id}: 200",
-  // The call has ended.
-  "POST /v1/proxy/{id}/invocations/{inv_id}/cancel: 409",
+  // The call has ended, and there is no other.
+  "POST /v1/proxy/{id}/invocations/{inv_id}/cancel: asks",
   "POST /v1/proxy/{id}/stream: 502",
   "GET /v1/proxy/{id}/stream: can't be tried",
   // Only an mcp agent has sessions.
@@ -206,7 +216,7 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
       let status = "can't be tried";
       if ((await block.getByRole("button", { name: "Execute" }).count()) > 0) {
         ({ status } = await execute(block));
-        const shown = await block.locator(".live-responses-table .response-col_description").last().textContent();
+        const shown = await block.locator(".response-col_description").last().textContent();
         expect([path, shown]).toEqual([path, expect.not.stringMatching(/can't parse|unable to display|Download file/)]);
       }
       seen.push(`${method} ${path}: ${status}`);
@@ -354,12 +364,7 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     for (const block of await page.locator(".opblock-put, .opblock-patch, .opblock-delete").all()) {
       const id = (await block.getAttribute("id")) ?? "";
       await open(block);
-      await block.getByRole("button", { name: "Execute" }).click();
-      const invalid = block.locator("input.invalid").first();
-      const status = block.locator(".live-responses-table .response .response-col_status");
-      await invalid.or(status).waitFor();
-      outcomes[id.split("-").at(-1) ?? ""] =
-        (await invalid.count()) > 0 ? "asks" : ((await status.textContent()) ?? "");
+      outcomes[id.split("-").at(-1) ?? ""] = (await execute(block)).status;
     }
     expect(outcomes).toEqual({
       updateAgent: "asks",
@@ -371,6 +376,68 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
       endAgentSession: "asks",
     });
     expect(await there()).toEqual(before);
+  });
+
+  test("while nobody knows what a replacement would replace, its body is empty, and never that of another tenant", async () => {
+    const tokens = await Promise.all(
+      ["with-policy", "without-policy"].map((tenant) => gateway.token({ tenant, user: "alice" })),
+    );
+    const policy = { default: "warn", on_error: "deny", rules: [] };
+    const headers = { authorization: `Bearer ${tokens[0]}`, "content-type": "application/json" };
+    await fetch(`${gateway.url}/v1/policy`, { method: "PUT", headers, body: JSON.stringify(policy) });
+    await using visited = await visit(browser, `${gateway.url}/swagger`, { viewport: DESK });
+    const { page } = visited;
+    let held = Promise.withResolvers<void>();
+    await page.route("**/v1/policy", async (route) => {
+      await held.promise;
+      await route.continue();
+    });
+    await authorize(page, tokens[0] ?? "");
+    const replace = await opened(page, "PUT", "/v1/policy");
+    const body = async () => JSON.parse(await replace.locator("textarea").inputValue()) as { default?: string };
+    expect(await body()).toEqual({});
+    held.resolve();
+    await until(async () => Bun.deepEquals(await body(), policy));
+    held = Promise.withResolvers();
+    await authorize(page, tokens[1] ?? "");
+    expect(await body()).toEqual({});
+    held.resolve();
+    await until(async () => (await body()).default === "allow");
+  });
+
+  test("a call that was made on the page and still runs is offered to be cancelled, and no longer once it has ended", async () => {
+    const held = Promise.withResolvers<Response>();
+    using upstream = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: () => held.promise });
+    const token = await gateway.token({ tenant: "cancelling", user: "alice" });
+    const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
+    const fields = JSON.stringify({ name: "slow", upstream_url: `${upstream.url}` });
+    const agent = await fetch(`${gateway.url}/v1/agents`, { method: "POST", headers, body: fields });
+    const { id } = (await agent.json()) as { id: string };
+    // A call that the page has not made is not offered.
+    await fetch(`${gateway.url}/v1/proxy/${id}`, { method: "POST", headers, body: "{}" });
+    await using visited = await visit(browser, `${gateway.url}/swagger`, { viewport: DESK });
+    const { page } = visited;
+    await authorize(page, token);
+    const canceller = await opened(page, "POST", "/v1/proxy/{id}/invocations/{inv_id}/cancel");
+    expect(await idIn(canceller, "inv_id").inputValue()).toBe("");
+    const calls: string[] = [];
+    const caller = await opened(page, "POST", "/v1/proxy/{id}");
+    // Else each response would wait for the end of its call.
+    await idIn(caller, "Prefer").fill("");
+    for (const _ of [1, 2]) {
+      await open(caller);
+      calls.push((JSON.parse((await execute(caller)).body) as { invocation_id: string }).invocation_id);
+    }
+    expect([await idIn(canceller).inputValue(), await idIn(canceller, "inv_id").inputValue()]).toEqual([id, calls[1]!]);
+    expect((await execute(canceller)).status).toBe("200");
+    expect(await idIn(canceller, "inv_id").inputValue()).toBe(calls[0]!);
+    held.resolve(new Response());
+    await fetch(`${gateway.url}/v1/proxy/${id}/invocations/${calls[0]}`, {
+      headers: { ...headers, prefer: "wait=10" },
+    });
+    await canceller.locator(".opblock-summary-control").click();
+    await open(canceller);
+    expect(await idIn(canceller, "inv_id").inputValue()).toBe("");
   });
 
   test("every response is shown and can be downloaded whole, and none holds the page", async () => {
@@ -472,11 +539,13 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     await walk(page, dialog);
     await dialog.getByRole("textbox").fill(await gateway.token({ tenant: "keys", user: "alice" }));
     await page.keyboard.press("Enter");
-    await dialog.getByRole("button", { name: "Logout" }).waitFor();
+    const logout = dialog.getByRole("button", { name: "Logout" });
+    await logout.waitFor();
+    await until(() => hasFocus(logout));
     expect(await findings(page)).toEqual([]);
     await page.keyboard.press("Escape");
     await dialog.waitFor({ state: "detached" });
-    expect(await authorizeButton.evaluate((button) => button === button.ownerDocument.activeElement)).toBe(true);
+    expect(await hasFocus(authorizeButton)).toBe(true);
 
     // Only the operation that needs a client certificate speaks of one.
     await page.locator('.opblock:has([data-path="/settle"]) .authorization__btn').click();
@@ -487,7 +556,8 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
 
   test("open operations fit on a phone and on a desk, by day and by night; axe finds nothing, and the keyboard reaches everything", async () => {
     const { page, complaints } = at(OTHER_HOST);
-    await authorize(page, await gateway.token({ tenant: "looking", user: "alice" }));
+    // Some paste the word of the header along.
+    await authorize(page, `Bearer ${await gateway.token({ tenant: "looking", user: "alice" })}`);
     expect((await execute(await opened(page, "GET", "/version"))).status).toBe("200");
     expect((await execute(await opened(page, "GET", "/v1/agents"))).status).toBe("200");
     await opened(page, "POST", "/v1/agents");
@@ -497,7 +567,15 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     const closed = page.locator('.opblock-put:has([data-path="/v1/policy"]) .opblock-summary-control');
     await closed.focus();
     await page.keyboard.press("Enter");
-    await page.locator('.opblock-put:has([data-path="/v1/policy"]) .responses-wrapper').waitFor();
+    const policy = page.locator('.opblock-put:has([data-path="/v1/policy"])');
+    await policy.locator(".responses-wrapper").waitFor();
+    await policy.locator("textarea").fill("{}");
+    const executing = policy.getByRole("button", { name: "Execute" });
+    await executing.focus();
+    await page.keyboard.press("Enter");
+    await page.getByRole("status").filter({ hasText: "Response 400" }).waitFor();
+    await until(() => hasFocus(executing));
+    expect(complaints.splice(0)).toEqual([expect.stringContaining("400")]);
     await opened(page, "DELETE", "/v1/agents/{id}");
     await opened(page, "POST", "/settle");
     for (const [viewport, colorScheme, other] of [

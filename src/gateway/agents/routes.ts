@@ -47,11 +47,11 @@ const create = (network: Network) =>
     tag: "Agents",
     summary: "Create an agent",
     description:
-      "Without an `upstream_url` the agent is `pending` and takes no calls. Defaults: `protocol` is `http`, `capture_body` is true and `emit_receipts` is false.",
+      "Put the URL of your own service in place of `upstream_url`: nothing answers at that of the examples, so their calls fail. [First call](docs/start#an-agent) has a small service to try. Without an `upstream_url` the agent is `pending` and takes no calls. Defaults: `protocol` is `http`, `capture_body` is true and `emit_receipts` is false.",
     body: {
       schema: agentCreate(network),
       examples: {
-        http: { name: "my-agent", upstream_url: "https://agent.example.com/run", emit_receipts: true },
+        http: { name: "my-agent", upstream_url: "https://your-agent.example.com/run", emit_receipts: true },
         mcp: {
           name: "weather",
           description: EXAMPLE.description,

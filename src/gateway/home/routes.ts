@@ -1,5 +1,6 @@
 // What the gateway answers at its root, to anybody: a page for a browser, and JSON for a program. Neither names anything of the
-// machine. The page's links are relative, so that it works below a proxy's prefix too, and it needs no script.
+// machine. The page's links are relative, so that it works below a proxy's prefix too. Its only script puts a
+// button on the command, and is the manual's.
 
 import { Type } from "@sinclair/typebox";
 import { type Asset, type Assets, pageAsset, styleAsset, VARIES, wantsHtml } from "../../http/assets.ts";
@@ -95,9 +96,9 @@ export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBina
 const localToken = (
   program: string,
 ) => `<p>Every request to <code>/v1</code> needs a token. Run this where the gateway runs:</p>
-      <pre tabindex="0"><code>${program} token --tenant acme --user me</code></pre>
-      <p>Paste it into <strong>Authorize</strong> in Swagger, or send it as <code>Authorization: Bearer …</code>. Make a
-      <a href="docs/start">first call</a> with it, step by step.</p>`;
+      <div class="code"><pre tabindex="0"><code>${program} token --tenant acme --user me</code></pre></div>
+      <p>Paste the token that it prints into <strong>Authorize</strong> in Swagger, or send it as
+      <code>Authorization: Bearer …</code>. <a href="docs/start">First call</a> goes on from here, step by step.</p>`;
 
 const FOREIGN_TOKEN = `<p>Every request to <code>/v1</code> needs a token. Here the tokens come from an identity provider: ask who
       runs the gateway.</p>`;
@@ -117,6 +118,7 @@ function pageHtml(version: string, isReady: boolean, token: string): string {
     <title>${NAME}</title>
     <link rel="icon" type="image/png" href="swagger/favicon.png">
     <link rel="stylesheet" href="home.css">
+    <script src="docs/copy.js" type="module"></script>
   </head>
   <body>
     <main>
@@ -135,6 +137,7 @@ function pageHtml(version: string, isReady: boolean, token: string): string {
       <h2>A token</h2>
       ${token}
     </main>
+    <p id="said" class="unseen" role="status"></p>
   </body>
 </html>
 `;

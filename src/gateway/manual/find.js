@@ -7,11 +7,12 @@ const COMPOUNDS = /[\p{L}\p{N}]+(?:[_-][\p{L}\p{N}]+)+/gu;
 /** Shorter words are other words when a letter is wrong: "port", "post". */
 const FUZZY_LETTERS_MIN = 6;
 
-/** Of a question, such as "how do I get paid" or "why did my call fail". "Without" is none: it turns a question round. */
+/** Of a question, such as "how do I get paid" or "my token was lost". "Without" is none: it turns a question round. */
 const SMALL = new Set(
-  "a an and are can did do does for forgot has how i is it my of on or the to what when where which why with".split(
-    " ",
-  ),
+  (
+    "a an and are at be been but by can can't did do does don't example for forgot from get has have how i is it me my of on " +
+    "or our show that the there this to was we were what when where which who why with you your"
+  ).split(" "),
 );
 
 const wordsOf = (text) => text.toLowerCase().match(WORDS) ?? [];

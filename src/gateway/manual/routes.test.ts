@@ -24,7 +24,8 @@ async function get(path: string, headers: Record<string, string> = {}): Promise<
 }
 
 const NAMES = PAGES.map(({ name }) => `/docs/${name}`);
-const FILES = ["/docs/style.css", "/docs/search.js", "/docs/find.js", "/docs/minisearch.js", "/docs/search.json"];
+const SCRIPTS = ["/docs/copy.js", "/docs/search.js", "/docs/find.js", "/docs/minisearch.js"];
+const FILES = ["/docs/style.css", ...SCRIPTS, "/docs/search.json"];
 
 /** The page's HTML. */
 const htmlOf = async (markdown: string) => (await renderMarkdown(markdown)).html;
@@ -38,8 +39,8 @@ describe("the manual's site", () => {
       expect(page.headers.get("content-security-policy")).toStartWith("default-src 'none'; script-src 'self';");
     }
     const types = await Promise.all(FILES.map(async (path) => (await get(path)).headers.get("content-type")));
-    const javascript = "text/javascript; charset=utf-8";
-    expect(types).toEqual(["text/css; charset=utf-8", javascript, javascript, javascript, "application/json"]);
+    const scripts = SCRIPTS.map(() => "text/javascript; charset=utf-8");
+    expect(types).toEqual(["text/css; charset=utf-8", ...scripts, "application/json"]);
   });
 
   test("loads nothing from elsewhere, and holds no inline script or style", async () => {
@@ -349,6 +350,84 @@ describe("the search of the manual", () => {
     ["demo port", "install#from-source"],
     ["account add", "payments#start-a-facilitator"],
     ["websocket", "streaming"],
+    ["tls certificate", "operations#tls"],
+    ["my token was lost", "start#a-token"],
+    ["lost token", "start#a-token"],
+    ["token lifetime", "start#a-token"],
+    ["call an agent", "start#a-call"],
+    ["how do I get the result", "start#a-call"],
+    ["poll for the result", "start#a-call"],
+    ["start the gateway", "start#a-gateway"],
+    ["gateway won't start", "troubleshooting#it-does-not-start"],
+    ["it doesn't start", "troubleshooting#it-does-not-start"],
+    ["access from another machine", "troubleshooting#no-connection-to-the-gateway"],
+    ["bind to 0.0.0.0", "configuration#variables-of-both-services"],
+    ["database location", "operations#data-directory"],
+    ["migrate to postgres", "install#postgres-in-place-of-sqlite"],
+    ["move to another server", "backups#move-a-service"],
+    ["restore backup", "backups#restore"],
+    ["downgrade", "upgrades#going-back"],
+    ["rollback", "upgrades#going-back"],
+    ["zero downtime", "upgrades#several-on-one-postgres"],
+    ["update docker image", "install#upgrade"],
+    ["release notes", "changelog"],
+    ["who pays the gas", "facilitator#keys-and-gas"],
+    ["out of gas", "facilitator#keys-and-gas"],
+    ["payment failed", "api#what-a-paid-call-is-answered"],
+    ["was I charged", "api#what-a-paid-call-is-answered"],
+    ["insufficient funds", "troubleshooting#402-again-though-the-call-was-paid"],
+    ["facilitator url", "payments#name-the-facilitator"],
+    ["facilitator down", "troubleshooting#payments"],
+    ["spending limit", "facilitator#ceilings"],
+    ["client certificate expired", "facilitator#certificates"],
+    ["renew certificate", "facilitator#certificates"],
+    ["agent timed out", "api#failed-calls"],
+    ["call is pending forever", "troubleshooting#calls"],
+    ["response body missing", "troubleshooting#calls"],
+    ["python example", "clients#python"],
+    ["curl example", "clients#curl"],
+    ["policy example", "api#policy"],
+    ["dry run", "api#policy"],
+    ["search calls", "api#history"],
+    ["pagination", "api#history"],
+    ["exactly once", "api#idempotency-keys"],
+    ["requests per minute", "api#rate-limits"],
+    ["invalid request", "api#errors"],
+    ["upstream authentication", "api#credentials"],
+    ["encrypt secrets", "security#secrets"],
+    ["who can see my data", "security#what-is-logged-and-stored"],
+    ["gdpr", "operations#retention"],
+    ["delete history", "operations#retention"],
+    ["scaling", "growing"],
+    ["size of database", "growing#disk"],
+    ["mysql", "growing#which-engines-fit"],
+    ["second gateway", "replicas#several-gateways"],
+    ["database down", "troubleshooting#the-database-was-away-or-failed-over"],
+    ["slow calls", "troubleshooting#it-is-slow"],
+    ["debug log", "operations#log"],
+    ["health endpoint", "operations#health"],
+    ["call localhost", "troubleshooting#400-for-localhost-or-a-private-address"],
+    ["500 error", "troubleshooting#500-without-a-body"],
+    ["503 service unavailable", "troubleshooting#503"],
+    ["verify signature", "receipts#check-receipts-offline"],
+    ["cve", "vulnerabilities"],
+    ["support", "contributing#report-a-bug"],
+    ["autocomplete", "configuration#commands"],
+    ["regenerate token", "start#a-token"],
+    ["dns error", "api#failed-calls"],
+    ["pass authorization to agent", "api#credentials"],
+    ["how many requests can it handle", "growing#how-much-one-machine-carries"],
+    ["price per call", "payments#set-a-price"],
+    ["same payment twice", "api#idempotency-keys"],
+    ["does a call survive restart", "operations#shutdown"],
+    ["role based access", "security#scopes"],
+    ["separate customers", "security#tenants"],
+    ["no space left on device", "troubleshooting#the-disk-fills"],
+    ["high cpu", "troubleshooting#it-is-slow"],
+    ["out of memory", "operations#memory"],
+    ["change data folder", "operations#data-directory"],
+    ["turn off body capture", "security#what-is-logged-and-stored"],
+    ["gateway crashed", "troubleshooting#it-does-not-start"],
   ])("shows for %p first %s", (words, id) => {
     expect(find(index, words)[0]?.id).toBe(id);
   });

@@ -1,11 +1,12 @@
-// The routes of the manual at /docs: its pages, a style sheet, a script for the search and the copy buttons, the library of the
-// search, the order of its results, and the index that it reads. All are part of the binary and need no token. No start waits for any of them: what makes
-// a page is imported at the first request.
+// The routes of the manual at /docs: its pages, a style sheet, a script for the copy buttons and one for the search, the library
+// of the search, the order of its results, and the index that it reads. All are part of the binary and need no token. No start
+// waits for any of them: what makes a page is imported at the first request.
 
 import { readFileSync } from "node:fs";
 import minisearch from "minisearch" with { type: "file" };
 import { Fault } from "../../core/fault.ts";
 import { type Assets, asset, pageAsset, styleAsset, VARIES, wantsHtml } from "../../http/assets.ts";
+import copy from "./copy.js" with { type: "text" };
 import finder from "./find.js" with { type: "file" };
 import { NO_PAGE, PAGES } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
@@ -21,6 +22,7 @@ export function manualRoutes({ routesOf }: Assets) {
     "/docs": async () => pageAsset(await fileText("")),
     ...Object.fromEntries(shown),
     "/docs/style.css": () => styleAsset(style),
+    "/docs/copy.js": () => asset(copy, javascript),
     "/docs/search.js": () => asset(script, javascript),
     // Imported as files, these are the paths to their modules, whatever their types say.
     "/docs/find.js": () => asset(readFileSync(String(finder)), javascript),

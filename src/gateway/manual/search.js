@@ -1,8 +1,6 @@
-// What the manual does in the reader's browser: the search, and a button on each block of code that copies it. "/" leads to the
-// field of the search, arrows to the results, Enter opens, Escape ends it.
+// The search of the manual in the reader's browser. "/" leads to its field, arrows to the results, Enter opens, Escape ends it.
 const SHOWN_MAX = 12;
 const AROUND = 60;
-const COPIED_MS = 2000;
 
 const field = document.getElementById("search");
 const found = document.getElementById("found");
@@ -126,38 +124,3 @@ function leave({ target }) {
 }
 document.addEventListener("focusin", leave);
 document.addEventListener("pointerdown", leave);
-
-/** Copies the text. A page that came without TLS from another machine has no clipboard of its own, so there it is a selection's. */
-async function copy(text) {
-  if (navigator.clipboard !== undefined) return navigator.clipboard.writeText(text);
-  const area = document.createElement("textarea");
-  area.value = text;
-  area.className = "unseen";
-  document.body.append(area);
-  area.select();
-  const isCopied = document.execCommand("copy");
-  area.remove();
-  if (!isCopied) throw new Error("the browser did not copy");
-}
-
-function addCopyButton(block) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = "Copy";
-  button.addEventListener("click", async () => {
-    const text = block.querySelector("code").textContent.replace(/\n$/, "");
-    const outcome = await copy(text).then(
-      () => "Copied",
-      () => "Not copied",
-    );
-    button.focus();
-    button.textContent = outcome;
-    said.textContent = outcome;
-    setTimeout(() => {
-      button.textContent = "Copy";
-      said.textContent = "";
-    }, COPIED_MS);
-  });
-  block.append(button);
-}
-for (const block of document.querySelectorAll(".code")) addCopyButton(block);

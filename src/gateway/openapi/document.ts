@@ -12,7 +12,7 @@ const ABOUT = `A multi-tenant registry and proxy for agents. Register an upstrea
 and poll the result.
 
 Every operation under \`/v1\` needs a bearer token that names a tenant and a user. With the local issuer,
-\`tollgate token --tenant acme --user me\` prints one; give it to **Authorize**.
+\`tollgate token --tenant acme --user me\` prints one (the [front page](./) has the command in full); give it to **Authorize**.
 
 Calls of an agent with a price are paid by x402: the first response is a 402 with the price, and the caller retries with
 a payment in \`X-PAYMENT\`. The **Facilitator**, which collects the payments, is a separate server.

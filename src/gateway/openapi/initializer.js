@@ -51,9 +51,13 @@ const CLEAN_UP = "Clean up";
 const ID = /\b(agt|cred|inv)_(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b/g;
 const SESSION_HEADER = "Mcp-Session-Id";
 
-/** The newest IDs by their prefix, the newest first; which of them were made on this page; and the agent of each invocation. */
+/**
+ * The newest IDs by their prefix, the newest first; which of them were made on this page; which are calls that have ended; and the
+ * agent of each invocation.
+ */
 const remembered = { agt: [], cred: [], inv: [] };
 const made = new Set();
+const ended = new Set();
 const agentOf = new Map();
 /** The IDs of the examples, which are nobody's. */
 const exampleIds = new Set();
@@ -97,7 +101,13 @@ const learn = (response, method, path) => {
     if (method === "post") made.add(id);
     learnId(id, agent);
   }
+  learnEnds([body ?? {}, ...listIn(body)]);
   learnFirst(listIn(body));
+};
+
+const learnEnds = (calls) => {
+  for (const { id, invocation_id = id, status } of calls)
+    if (status === "succeeded" || status === "failed") ended.add(invocation_id);
 };
 
 const learnFirst = (list) => {
@@ -117,12 +127,14 @@ const newest = (prefix, isWanted = () => true) => remembered[prefix]?.find(isWan
  * An operation that changes or ends what it names gets only what was made on this page, so that no click changes what the reader
  * found there.
  */
-const isChange = ({ method, operation: { operationId } }) =>
-  ["put", "patch", "delete"].includes(method) || operationId.startsWith("cancel");
+const isChange = (described) => ["put", "patch", "delete"].includes(described.method) || isCancel(described);
+
+/** It gets no call that has ended either. */
+const isCancel = ({ operation: { operationId } }) => operationId.startsWith("cancel");
 
 /** The ID for a parameter, by the prefix in its pattern. An operation on an invocation needs the agent of that invocation. */
 const idFor = ({ schema }, described) => {
-  const isWanted = isChange(described) ? (id) => made.has(id) : undefined;
+  const isWanted = isChange(described) ? (id) => made.has(id) && !(isCancel(described) && ended.has(id)) : undefined;
   const prefix = /^\^([a-z]+)_/.exec(schema?.pattern ?? "")?.[1];
   const needsInvocation = described.operation.parameters.some(({ name }) => name === "inv_id");
   return (prefix === "agt" && needsInvocation && agentOf.get(newest("inv", isWanted))) || newest(prefix, isWanted);
@@ -200,14 +212,18 @@ const unsure = new Set();
 const lookUpIds = async (described, system) => {
   const { parameters, requestBody } = described.operation;
   const named = JSON.stringify([parameters, requestBody]).match(/\b(?:agt|cred|inv)(?=_)/g) ?? [];
-  const isWanted = (prefix) => unsure.has(prefix) || (newest(prefix) === undefined && !isChange(described));
+  const isNeeded = (prefix) =>
+    isCancel(described) ? prefix === "inv" : newest(prefix) === undefined && !isChange(described);
+  const isWanted = (prefix) => unsure.has(prefix) || isNeeded(prefix);
   const lookUp = async (prefix) => {
     const found = await whatIsAt(LISTS[prefix], system);
     // IDs that may be another tenant's go, also where nobody can tell.
     if (!found && !unsure.has(prefix)) return;
-    unsure.delete(prefix);
-    const ids = new Set(listIn(found).map(({ id }) => id));
-    for (const id of remembered[prefix].filter((id) => !ids.has(id))) forget(id);
+    learnEnds(listIn(found));
+    if (unsure.delete(prefix)) {
+      const ids = new Set(listIn(found).map(({ id }) => id));
+      for (const id of remembered[prefix].filter((id) => !ids.has(id))) forget(id);
+    }
     learnFirst(listIn(found));
   };
   await Promise.all([...new Set(named)].filter(isWanted).map(lookUp));
@@ -232,7 +248,8 @@ const bodyOf = (current, { operation }, system) => {
 
 /**
  * Puts what is there into the body of an operation that would replace it, unless the reader has written a body, so
- * that executing it as it stands changes nothing. If there is nothing yet the example stands there, and if nobody knows an empty body.
+ * that executing it as it stands changes nothing. If there is nothing yet the example stands there, and as long as nobody knows,
+ * an empty body, which is refused.
  */
 const offerCurrent = async (described, system) => {
   const { path, method } = described;
@@ -240,14 +257,18 @@ const offerCurrent = async (described, system) => {
     const shown = system.oas3Selectors.requestBodyValue(path, method);
     return !shown || shown === offered.get(path) || shown === exampleOf(system, path, method);
   };
-  if (tokenOf(system) === undefined || !isOurs()) return;
+  const offer = (body) => {
+    if (!isOurs()) return;
+    if (body === null) offered.delete(path);
+    else offered.set(path, JSON.stringify(body ?? {}, null, 2));
+    const value = offered.get(path) ?? exampleOf(system, path, method);
+    if (value) system.oas3Actions.setRequestBodyValue({ value, pathMethod: [path, method] });
+  };
+  const asked = tokenOf(system);
+  if (asked === undefined) return;
+  offer();
   const current = await whatIsAt(path, system);
-  if (!isOurs()) return;
-  const body = current && bodyOf(current, described, system);
-  if (body === null) offered.delete(path);
-  else offered.set(path, JSON.stringify(body ?? {}, null, 2));
-  const value = offered.get(path) ?? exampleOf(system, path, method);
-  if (value) system.oas3Actions.setRequestBodyValue({ value, pathMethod: [path, method] });
+  if (tokenOf(system) === asked) offer(current && bodyOf(current, described, system));
 };
 
 /** Puts into an operation that is open, or about to be, what the gateway has for it. */
@@ -365,6 +386,10 @@ const plainWhereHeavy = {
   },
 };
 
+/** What was given to the dialog, with the token alone where the word of the header was pasted along. */
+const withoutBearer = ({ bearer, ...others }) =>
+  bearer ? { ...others, bearer: { ...bearer, value: bearer.value?.replace(/^\s*(bearer\s+)?/i, "").trim() } } : others;
+
 const Helper = {
   fn: { resolveSubtree },
   wrapComponents: { ...wrapComponents, ...rendersLess, ...plainWhereHeavy },
@@ -387,7 +412,7 @@ const Helper = {
     auth: {
       wrapActions: {
         authorize: (original, system) => (given) => {
-          const result = original(given);
+          const result = original(withoutBearer(given));
           for (const prefix of Object.keys(LISTS)) unsure.add(prefix);
           for (const described of operationsOf(system)) if (isOpen(described, system)) void prepare(described, system);
           return result;
@@ -409,6 +434,7 @@ const Helper = {
         },
         setResponse: (original, system) => (path, method, response) => {
           const result = original(path, method, response);
+          tell(response);
           if (response.ok) {
             learn(response, method, path);
             fillIn(system, response.headers[SESSION_HEADER.toLowerCase()]);
@@ -467,6 +493,7 @@ const ATTRIBUTES = {
   ".scheme-container": () => ({ role: "region", "aria-label": "Server and authorization" }),
   ".responses-table[id]": (table) => ({ "aria-label": `${table.closest(".opblock").id} responses` }),
   ".modal-ux": () => ({ role: "dialog", "aria-modal": "true", "aria-label": "Available authorizations" }),
+  ".view-line-link": () => ({ role: "group" }),
   ".modal-ux .close-modal": () => ({ "aria-label": "Close" }),
   ".auth-btn-wrapper .btn": (button) => ({ "aria-label": button.textContent }),
   ".auth-container h6": () => ({ "aria-level": "5" }),
@@ -488,6 +515,32 @@ const nameParts = () => {
   }
   for (const text of document.querySelectorAll("#swagger-ui pre")) sizes.observe(text);
   keepFocus(document.querySelector(".dialog-ux") !== null);
+  regainFocus();
+};
+
+/** What has the focus, the operation or dialog that it is in, and whether it lost the focus because it was disabled. */
+const focus = { on: null, within: null, wasDisabled: false };
+document.addEventListener("focusin", ({ target }) =>
+  Object.assign(focus, { on: target, within: target.closest(".opblock, .modal-ux"), wasDisabled: false }),
+);
+document.addEventListener("focusout", ({ target }) => Object.assign(focus, { wasDisabled: target.disabled }));
+
+/** Gives the focus to the next button where the library has removed what had it, or has disabled it as it does Execute. */
+const regainFocus = () => {
+  const { on, within, wasDisabled } = focus;
+  if (document.activeElement !== document.body || !(wasDisabled || on?.isConnected === false)) return;
+  const next = within?.querySelector(".execute") ?? within?.querySelector(".try-out__btn, .auth-btn-wrapper .btn");
+  next?.focus({ preventScroll: true });
+};
+
+const SAID_AFTER_MS = 100;
+
+/** Has screen readers say that a response has come, also where it is the same as the last one. */
+const tell = ({ status, err }) => {
+  const said = document.getElementById("said");
+  const code = status ?? err?.status;
+  said.textContent = "";
+  setTimeout(() => Object.assign(said, { textContent: code ? `Response ${code}` : "No response" }), SAID_AFTER_MS);
 };
 
 /** What the dialog covers, and the button that has opened it. */

@@ -41,6 +41,7 @@ const PAGE = `<!doctype html>
   </head>
   <body>
     <div id="swagger-ui"></div>
+    <p id="said" role="status"></p>
   </body>
 </html>
 `;

@@ -102,6 +102,7 @@ function siteHtml({ title, description, below, current, headings, main }: Site):
     <link rel="icon" type="image/png" href="${below === "" ? "../" : ""}swagger/favicon.png">
     <link rel="stylesheet" href="${below}style.css">
     <script src="${below}search.js" defer></script>
+    <script src="${below}copy.js" type="module"></script>
   </head>
   <body>
     <a class="skip" href="#content">Skip to the content</a>
