@@ -88,7 +88,8 @@ const WRONG_TOKEN = ": the token has expired, was revoked, or belongs to another
 
 export const noGateway = (url: string, why: string) => `${url} is not a tollgate gateway: check --url (${why})`;
 
-function reasonIn({ status, headers, body }: GatewayAnswer): string {
+function reasonIn({ status, headers, body, unread }: GatewayAnswer): string {
+  if (unread !== undefined) return `; the body of the answer can't be read: ${unread}`;
   const location = headers.get("location");
   if (status < 400 && location !== null)
     return ` with a redirect to ${shortened(location)}, which is not followed, since the token goes to no other host`;
