@@ -92,6 +92,12 @@ test("the value of a flag may look like anything but a long flag", () => {
   expect(plain("token --user=--x --tenant=").flags).toEqual({ user: "--x", tenant: "" });
 });
 
+test("a flag with a problem counts as given", () => {
+  expect(plain("account add a --cert").flags).toEqual({ cert: "" });
+  expect(plain("token revoke --all=yes --tenat a").flags).toEqual({ all: "yes" });
+  expect(plain("pki init --dir d --dir e").flags).toEqual({ dir: "d" });
+});
+
 describe("a command line with problems", () => {
   const ACCOUNT = "the commands of account are add, list, disable, enable, remove, add-cert, remove-cert";
   const cases: [string, string[]][] = [
