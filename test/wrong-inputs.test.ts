@@ -149,7 +149,7 @@ const WRONG: readonly Wrong[] = [
   { words: "help paymets", told: ["paymets is neither a command nor a topic; did you mean payments?"] },
   { words: "help paymets", told: [`See ${tollgateBinary()} help.\n`] },
   { words: "help serv", told: ["serv is neither a command nor a topic; did you mean serve?"] },
-  { words: "help weather", told: ["weather is neither a command nor a topic; the topics are install, start"] },
+  { words: "help xyzzy", told: ["xyzzy is neither a command nor a topic; the topics are install, start"] },
   { words: "help account foo", told: ["account foo is not a command; the commands of account are add, list"] },
   {
     words: "completion zhs",
