@@ -164,7 +164,8 @@ export function commandProblem(first: string, second: string, commands: readonly
   if (inGroup.length === 0) {
     const meant = OTHER_NAMES.get(first.toLowerCase()) ?? commands.find((command) => command.endsWith(` ${first}`));
     const firsts = commands.map((command) => command.replace(/ .*/, ""));
-    return unknown(first, "is not a command", firsts, meant);
+    const problem = unknown(first, "is not a command", firsts, meant);
+    return problem.endsWith("?") ? problem : `${problem}; tollgate help ${shownWord(first)} looks for it in the manual`;
   }
   const seconds = inGroup.map((command) => command.slice(first.length + 1)).join(", ");
   const isOne = inGroup.length === 1;
