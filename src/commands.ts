@@ -212,9 +212,10 @@ tollgate help configuration is the page of all variables`,
     async run({ words, flags, problems }) {
       if (flags.has("all") && words.length > 0) problems.push("--all can't be combined with a topic or a command");
       if (problems.length > 0) throw new Misuse(problems);
-      const { helpText, helpOn, shortHelp } = await import("./cli/terminal/help.ts");
+      const { helpText, helpOn, searchHelp, shortHelp } = await import("./cli/terminal/help.ts");
       if (flags.has("all")) return helpText(COMMANDS, SERVE);
-      return words.length === 0 ? shortHelp(COMMANDS) : helpOn(words, COMMANDS);
+      if (words.length === 0) return shortHelp(COMMANDS);
+      return helpOn(words, COMMANDS) ?? searchHelp(words.join(" "), COMMANDS);
     },
   },
   version: {

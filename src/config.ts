@@ -303,6 +303,7 @@ export function withEnvFile(environment: Environment, path: string | undefined) 
     return `${name}${where}${problem.slice(name.length)}${hint}`;
   };
   if (path === undefined) return { environment, located, problems: [] };
+  if (path === "") return { environment, located, problems: ["--env-file must not be empty"] };
   const file = resolve(path);
   let text: string;
   try {

@@ -188,6 +188,43 @@ test("a 409 without the ID of a call is a refusal", async () => {
   }
 });
 
+describe("a refusal whose body can't be read", () => {
+  const MIB = new Uint8Array(1024 * 1024).fill(0x20);
+  /** A body that comes without end, fast or after its first part not at all. */
+  const endless = (isFast: boolean) =>
+    new ReadableStream({
+      start: (body) => body.enqueue(MIB),
+      pull: (body) => (isFast ? body.enqueue(MIB) : new Promise(() => {})),
+    });
+  const bodies: readonly (readonly [
+    what: string,
+    body: () => ConstructorParameters<typeof Response>[0],
+    why: string,
+  ])[] = [
+    ["is too long", () => endless(true), "the answer is too long"],
+    ["stops coming", () => endless(false), "no answer in time"],
+  ];
+  for (const [what, body, why] of bodies) {
+    test(`since it ${what} is told at once, with its status`, async () => {
+      for (const [args, status] of [
+        [[AGENT], 404],
+        [[AGENT, "--stream"], 422],
+        [["echo"], 403],
+      ] as const) {
+        let asked = 0;
+        const { code, stdout, stderr } = await runOdd(args, () => {
+          asked++;
+          return new Response(body(), { status, headers: HEADERS });
+        });
+        expect({ code, stdout, asked }).toEqual({ code: 3, stdout: "", asked: 1 });
+        expect(stderr).toContain(
+          `the gateway refused the call (${status}); the body of the answer can't be read: ${why}`,
+        );
+      }
+    });
+  }
+});
+
 test("an encoding that can't be decoded is a failed answer", async () => {
   const headers = { ...WITH_ID, "content-encoding": "gzip, gzip, gzip" };
   const told = { stdout: "", stderr: expect.stringContaining("more than 2 encodings") };
@@ -249,6 +286,15 @@ describe("a paid call", () => {
       const ended = await paid(["--stream"], view, breaks);
       expect(ended).toMatchObject({ code: 1, stderr: expect.stringMatching(new RegExp(told)) });
     }
+  });
+
+  test("whose payment could not be sent yet is told so, and that it stays open", async () => {
+    const view = { status: "pending", settlement: { status: "pending", reason: "unsent" } };
+    const told = "its payment is open (the facilitator can't be reached yet, and is tried again): don't pay again; ";
+    expect(await paid(["--wait", "1"], view, accepted)).toMatchObject({
+      code: 4,
+      stderr: expect.stringContaining(told),
+    });
   });
 
   test("whose payment nobody collects gets a note", async () => {

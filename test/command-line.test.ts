@@ -88,6 +88,9 @@ describe("help", () => {
     expect(own.stdout).toContain("--daily-ceiling N");
     expect(own.stdout).not.toContain("TOLLGATE_WORKERS");
     expect((await run("help configuration")).stdout).toContain("| `TOLLGATE_WORKERS` |");
+    // The binary has the index of the search, and no renderer.
+    const found = await run("help x402");
+    expect(found).toEqual({ code: 0, stdout: expect.stringMatching(/^ {2}payments +Pay for a call$/m), stderr: "" });
     const versions = await Promise.all(["version", "-v", "--version"].map((words) => run(words)));
     expect(versions.map(({ stdout }) => stdout)).toEqual(
       Array(3).fill(expect.stringMatching(/^tollgate \d+\.\d+\.\d+\n$/)),

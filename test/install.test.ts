@@ -60,6 +60,15 @@ test("a package that runs is installed, and those that build and test are not", 
   expect(others.filter(isInstalled)).toEqual([]);
 });
 
+test("the build of a fresh clone says in one line what to run first", () => {
+  const bare = mkdtempSync(join(tmpdir(), "tollgate-bare-"));
+  for (const name of ["package.json", "src/packaging"]) cpSync(join(ROOT, name), join(bare, name), { recursive: true });
+  const { exitCode, stdout, stderr } = Bun.spawnSync([process.execPath, "run", "--silent", "build"], { cwd: bare });
+  rmSync(bare, { recursive: true });
+  const told = `the packages are not installed; install them first: npx --yes bun@${Bun.version} install --frozen-lockfile --ignore-scripts\n`;
+  expect({ exitCode, told: `${stdout}${stderr}` }).toEqual({ exitCode: 1, told });
+});
+
 test("no install script was run", () => {
   expect(existsSync(ranScript)).toBe(false);
 });

@@ -139,7 +139,7 @@ const WRONG: readonly Wrong[] = [
   { words: "token", told: ["--tenant is missing: a text of at most 256", "--user is missing: a text"] },
   { words: "token --tenant= --user u", told: ["--tenant must not be empty: a text of at most 256"] },
   { words: "token --tenant a --tenant b --user c", told: ["--tenant may be given only once"] },
-  { words: "backup copy.db --json=yes", told: ["--json takes no value"] },
+  { words: "call a --stream=yes", told: ["--stream takes no value"] },
   { words: "migrate now", told: ["now is not expected here"] },
   { words: "account disable", told: ["NAME is missing: tollgate account disable NAME"] },
   { words: "backup", told: ["FILE is missing: tollgate backup FILE"] },
@@ -149,7 +149,7 @@ const WRONG: readonly Wrong[] = [
   { words: "help paymets", told: ["paymets is neither a command nor a topic; did you mean payments?"] },
   { words: "help paymets", told: [`See ${tollgateBinary()} help.\n`] },
   { words: "help serv", told: ["serv is neither a command nor a topic; did you mean serve?"] },
-  { words: "help weather", told: ["weather is neither a command nor a topic; the topics are install, start"] },
+  { words: "help xyzzy", told: ["xyzzy is neither a command nor a topic; the topics are install, start"] },
   { words: "help account foo", told: ["account foo is not a command; the commands of account are add, list"] },
   {
     words: "completion zhs",
@@ -615,10 +615,33 @@ test("each wrong input is told with its culprit, with status 2, and nothing on s
   expect(readdirSync(at("facilitators"))).not.toContain("master.key");
 });
 
+test("a flag without its value, given twice, or empty is told once, and not as missing too", async () => {
+  for (const [words, ...told] of [
+    ["--mode", "--mode needs a value: --mode gateway|facilitator"],
+    ["--mode=", "--mode must not be empty"],
+    ["doctor --mode", "--mode needs a value: --mode gateway|facilitator"],
+    ["serve --mode gateway --mode facilitator", "--mode may be given only once"],
+    ["serve --env-file", "--env-file needs a value: --env-file FILE"],
+    ["serve --env-file=", "--env-file must not be empty"],
+    ["token revoke --tenant", "--tenant needs a value: --tenant T"],
+    ["pki server --dir folder --host", "--host needs a value: --host H"],
+    ["call a --token-file", "--token-file needs a value: --token-file FILE"],
+    ["token --tenant", "--tenant needs a value: --tenant T", "--user is missing: a text of at most 256 characters"],
+  ] as const) {
+    const { code, stdout, stderr } = await run({ words, told: [] });
+    const lines = stderr.split("\n").filter((line) => line.startsWith("  - "));
+    expect({ words, code, stdout, lines }).toEqual({
+      ...{ words, code: 2, stdout: "" },
+      lines: told.map((text) => expect.stringContaining(`  - ${text}`)),
+    });
+  }
+});
+
 test("with --json a word that is no command is told in a document too", async () => {
   for (const [words, problem] of [
     ["keys --json", "keys is not a command by itself; did you mean keys rotate?"],
     ["account lst --json", "account lst is not a command; did you mean account list?"],
+    ["backup copy.db --json=yes", "--json takes no value"],
     ["backup --json --tenat a", "--tenat is not a flag of this command"],
     ["call echo --json --stream", "--json can't be combined with --stream"],
   ] as const) {

@@ -92,12 +92,18 @@ test("the value of a flag may look like anything but a long flag", () => {
   expect(plain("token --user=--x --tenant=").flags).toEqual({ user: "--x", tenant: "" });
 });
 
+test("a flag with a problem counts as given", () => {
+  expect(plain("account add a --cert").flags).toEqual({ cert: "" });
+  expect(plain("token revoke --all=yes --tenat a").flags).toEqual({ all: "yes" });
+  expect(plain("pki init --dir d --dir e").flags).toEqual({ dir: "d" });
+});
+
 describe("a command line with problems", () => {
   const ACCOUNT = "the commands of account are add, list, disable, enable, remove, add-cert, remove-cert";
   const cases: [string, string[]][] = [
     ["tokn", ["tokn is not a command; did you mean token?"]],
     ["acount list", ["acount is not a command; did you mean account?"]],
-    ["nonsense", ["nonsense is not a command"]],
+    ["nonsense", ["nonsense is not a command; tollgate help nonsense looks for it in the manual"]],
     ["serv", ["serv is not a command; did you mean serve?"]],
     ["serve gateway", ["gateway is not expected here; did you mean --mode gateway?"]],
     ["account", [`account is not a command by itself; ${ACCOUNT}`]],
@@ -113,7 +119,7 @@ describe("a command line with problems", () => {
     ["token rev --tenant a", ["token rev is not a command; did you mean token revoke?"]],
     ["tkoen", ["tkoen is not a command; did you mean token?"]],
     ["pka", ["pka is not a command; did you mean pki?"]],
-    ["pay", ["pay is not a command"]],
+    ["pay", ["pay is not a command; tollgate help pay looks for it in the manual"]],
     ["compl bash", ["compl is not a command; did you mean completion?"]],
     ["Start", ["Start is not a command; did you mean serve?"]],
     ["account lst", ["account lst is not a command; did you mean account list?"]],

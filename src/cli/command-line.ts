@@ -44,8 +44,7 @@ export interface CommandLine {
 /** The value of a flag that the command needs; "" with a problem if it is missing. @param what says what the value is */
 export function neededFlag({ flags, problems }: CommandLine, flag: string, what: string): string {
   const value = flags.get(flag);
-  const isTold = problems.some((problem) => problem.startsWith(`--${flag} `));
-  if (!value && !isTold) problems.push(`--${flag} ${value === "" ? "must not be empty" : "is missing"}: ${what}`);
+  if (!value) problems.push(`--${flag} ${value === "" ? "must not be empty" : "is missing"}: ${what}`);
   return value ?? "";
 }
 
@@ -55,7 +54,10 @@ export class Misuse extends Error {
   override readonly name = "Misuse";
   readonly problems: readonly string[];
 
-  constructor(problems: readonly string[]) {
+  /** @param all only the first problem of each flag is kept: what is wrong with an empty value says nothing more */
+  constructor(all: readonly string[]) {
+    const flags = all.map((problem) => /^--\S+ (?=[a-z])/.exec(problem)?.[0]);
+    const problems = all.filter((_, at) => flags[at] === undefined || flags.indexOf(flags[at]) === at);
     super(problems.join("; "));
     this.problems = problems;
   }
@@ -162,7 +164,8 @@ export function commandProblem(first: string, second: string, commands: readonly
   if (inGroup.length === 0) {
     const meant = OTHER_NAMES.get(first.toLowerCase()) ?? commands.find((command) => command.endsWith(` ${first}`));
     const firsts = commands.map((command) => command.replace(/ .*/, ""));
-    return unknown(first, "is not a command", firsts, meant);
+    const problem = unknown(first, "is not a command", firsts, meant);
+    return problem.endsWith("?") ? problem : `${problem}; tollgate help ${shownWord(first)} looks for it in the manual`;
   }
   const seconds = inGroup.map((command) => command.slice(first.length + 1)).join(", ");
   const isOne = inGroup.length === 1;
@@ -226,12 +229,13 @@ function readRest(command: string, { forms }: CliCommand, rest: readonly string[
     const problem = pairProblem(grammar, words.length, flags, pair);
     if (problem !== null) problems.push(problem);
     else if (name === null) words.push(word);
-    else if (grammar.isList(name)) lists.set(name, [...(lists.get(name) ?? []), value ?? ""]);
-    else flags.set(name, value ?? "");
+    // A flag with a problem counts as given, since it is not missing.
+    if (name === null || !grammar.known.includes(name)) continue;
+    if (grammar.isList(name)) lists.set(name, [...(lists.get(name) ?? []), value ?? ""]);
+    else flags.set(name, flags.get(name) ?? value ?? "");
   }
-  for (const missing of grammar.required.slice(words.length)) {
-    problems.push(`${missing} is missing: tollgate ${command} ${grammar.required.join(" ")}`);
-  }
+  const missing = grammar.required.slice(words.length);
+  problems.push(...missing.map((word) => `${word} is missing: tollgate ${command} ${grammar.required.join(" ")}`));
   return { command, words, flags, lists, problems };
 }
 

@@ -2,6 +2,7 @@
 // one file with the runtime, every module and every embedded file. release.ts makes one for each platform.
 import {
   copyFileSync,
+  existsSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
@@ -170,6 +171,11 @@ export function licencesFile(packages: readonly BundledPackage[], bunVersion: st
 }
 
 if (import.meta.main) {
+  if (!existsSync(join(ROOT, "node_modules"))) {
+    const install = `npx --yes bun@${Bun.version} install --frozen-lockfile --ignore-scripts`;
+    process.stderr.write(`the packages are not installed; install them first: ${install}\n`);
+    process.exit(1);
+  }
   const metafile = build(join(ROOT, "dist/tollgate"), null);
   const licences = join(ROOT, "dist/licences.txt");
   writeFileSync(licences, licencesFile(bundledPackages(metafile), manifest.engines.bun));

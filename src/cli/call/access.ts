@@ -33,6 +33,8 @@ export interface GatewayAnswer {
   readonly text: string;
   /** Undefined when the text is not JSON. */
   readonly body: unknown;
+  /** Why the body of a refusal could not be read. */
+  readonly unread?: string;
 }
 
 /** Sends a request; the body of the answer is still to be read. @throws OutboundError, also when the signal ends the wait */
@@ -42,13 +44,20 @@ export async function openAnswer({ url, token, outbound }: GatewayAccess, reques
   return outbound.request(`${url}${path}`, { ...rest, headers: Object.entries(own) }).catch(lostIn(request));
 }
 
-/** @throws OutboundError when the answer ends early, and when it is too long */
-export async function readAnswer(answer: Answer, request: AccessRequest): Promise<GatewayAnswer> {
-  const limits = { maxBytes: ANSWER_BYTES_MAX, captureBytes: ANSWER_BYTES_MAX };
-  const { captured, tooLarge } = await readBody(answer, limits).catch(lostIn(request));
-  if (tooLarge) throw new OutboundError("lost", "the answer is too long");
-  const text = new TextDecoder().decode(captured);
-  return { status: answer.status, headers: answer.headers, text, body: jsonOf(text) };
+/** @throws OutboundError when the answer ends early or is too long. The status of a refusal says enough without its body. */
+export async function readAnswer(answer: Answer, { signal }: AccessRequest): Promise<GatewayAnswer> {
+  const { status, headers } = answer;
+  const end = status < 400 ? signal : AbortSignal.any([signal, AbortSignal.timeout(5000)]);
+  const limits = { maxBytes: ANSWER_BYTES_MAX, captureBytes: ANSWER_BYTES_MAX, signal: end };
+  try {
+    const { captured, tooLarge } = await readBody(answer, limits).catch(lostIn({ signal: end }));
+    if (tooLarge) throw new OutboundError("lost", "the answer is too long");
+    const text = new TextDecoder().decode(captured);
+    return { status, headers, text, body: jsonOf(text) };
+  } catch (error) {
+    if (status < 400) throw error;
+    return { status, headers, text: "", body: undefined, unread: outboundError(error).message };
+  }
 }
 
 /** Sends a request and reads its answer. @throws OutboundError */
@@ -86,7 +95,7 @@ export function fieldProblem(schema: TSchema, value: unknown): string | null {
   return `${wrong.path.slice(1).replaceAll("/", ".") || "a JSON object"} is missing or not valid`;
 }
 
-function lostIn({ signal }: AccessRequest) {
+function lostIn({ signal }: Pick<AccessRequest, "signal">) {
   return (error: unknown): never => {
     throw signal.aborted ? new OutboundError("lost", "no answer in time") : outboundError(error);
   };

@@ -88,7 +88,8 @@ const WRONG_TOKEN = ": the token has expired, was revoked, or belongs to another
 
 export const noGateway = (url: string, why: string) => `${url} is not a tollgate gateway: check --url (${why})`;
 
-function reasonIn({ status, headers, body }: GatewayAnswer): string {
+function reasonIn({ status, headers, body, unread }: GatewayAnswer): string {
+  if (unread !== undefined) return `; the body of the answer can't be read: ${unread}`;
   const location = headers.get("location");
   if (status < 400 && location !== null)
     return ` with a redirect to ${shortened(location)}, which is not followed, since the token goes to no other host`;
@@ -288,7 +289,7 @@ export async function awaitEnd(run: CallRun): Promise<CallView> {
     await Bun.sleep(Math.min(pauseMs, Math.max(until - performance.now(), 0)));
     pauseMs = seen === null ? Math.min(2 * pauseMs, 5000) : 250;
   }
-  const payment = view?.settlement?.status === "pending" ? ", and its payment is open: don't pay again" : "";
+  const payment = view?.settlement?.status === "pending" ? `, and ${paymentIn(view)}` : "";
   const ended = run.waitMs === 0 ? "--wait is 0" : "timed out waiting";
   throw new RunEnd("unknown", `${ended}: ${goesOn(run, payment)}`, view);
 }
@@ -334,7 +335,8 @@ export function cutShort(run: CallRun, view: CallView | null, problem: string): 
 function paymentIn({ settlement }: CallView): string | null {
   if (settlement?.status === "settlement_failed")
     return `its payment was not collected (${settlement.reason ?? "declined"})`;
-  if (settlement?.status === "pending") return "its payment is open: don't pay again";
+  const tried = settlement?.reason === "unsent" ? " (the facilitator can't be reached yet, and is tried again)" : "";
+  if (settlement?.status === "pending") return `its payment is open${tried}: don't pay again`;
   return settlement?.tx_hash ? `its payment was taken (transaction ${settlement.tx_hash})` : null;
 }
 

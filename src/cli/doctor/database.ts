@@ -142,14 +142,18 @@ function bytesText(bytes: number): string {
 }
 
 export async function keyFindings(
-  place: Pick<Config, "masterKeys" | "dataDir">,
+  place: DataLocation & Pick<Config, "masterKeys">,
   database: DatabaseInspection | null,
 ): Promise<Finding[]> {
   const keys = (await database?.wrappedKeys()) ?? NO_KEYS;
   const count = keys.tenantKeys.length + keys.signingKeys.length;
   const masterKeys = findMasterKeys({ ...place, log: silentLog });
   if (masterKeys === null) {
-    if (count === 0) return findings("keys", [], "the first start creates them");
+    if (count === 0)
+      return requireOwnDataDir("gateway", place).then(
+        () => findings("keys", [], "the first start creates them"),
+        () => notChecked("keys", "the gateway's own data directory"),
+      );
     throw new StartupProblem(
       `TOLLGATE_MASTER_KEY must be set, or ${MASTER_KEY_FILE} restored to the data directory, for ${count} keys`,
     );

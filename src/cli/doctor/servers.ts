@@ -98,7 +98,7 @@ async function tokenProblem(vault: Vault, outbound: Outbound): Promise<Problem |
     if (status !== 403) return failure(`it answers ${status} about the token`, NOT_READY);
     return INVALID_TOKEN.test(JSON.stringify(body))
       ? failure("it does not know the token", BAD_TOKEN)
-      : warning("it tells nothing about the token", BAD_TOKEN);
+      : warning("it does not say whether the token is valid", BAD_TOKEN);
   } catch (error) {
     return problemOf(error, "TOLLGATE_VAULT_ADDR must be its address, and this machine must reach it");
   }

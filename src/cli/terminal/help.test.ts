@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import { COMMANDS, SERVE } from "../../commands.ts";
 import { PAGES } from "../../gateway/manual/pages.ts";
 import { grammarOf } from "../command-line.ts";
-import { helpOn, helpText, meaningOf, shortHelp } from "./help.ts";
+import { helpOn, helpText, meaningOf, searchHelp, shortHelp } from "./help.ts";
 
 const topicText = (topic: string) => helpOn([topic], COMMANDS);
 
@@ -23,11 +23,33 @@ test("help lists every command in each of its forms", () => {
   expect(text).toContain(`\n  tollgate ${SERVE.forms[0]}\n      run the gateway`);
 });
 
-test("an unknown topic is refused with the nearest one, or with all", () => {
-  expect(() => topicText("paymets")).toThrow("paymets is neither a command nor a topic; did you mean payments?");
-  expect(() => topicText("pay")).toThrow("pay is neither a command nor a topic; did you mean payments?");
+test("an unknown topic is refused with the nearest one, or with all", async () => {
+  for (const topic of ["paymets", "pay"]) {
+    expect(topicText(topic)).toBeNull();
+    await expect(searchHelp(topic, COMMANDS)).rejects.toThrow(
+      `${topic} is neither a command nor a topic; did you mean payments?`,
+    );
+  }
   const names = PAGES.map(({ name }) => name).join(", ");
-  expect(() => topicText("weather")).toThrow(`weather is neither a command nor a topic; the topics are ${names}`);
+  for (const topic of ["xyzzy", "%", ""])
+    await expect(searchHelp(topic, COMMANDS)).rejects.toThrow(
+      `${topic} is neither a command nor a topic; the topics are ${names}`,
+    );
+});
+
+test("a word that is no topic is looked for in the manual", async () => {
+  for (const [wanted, page, heading] of [
+    ["x402", "payments", "Pay for a call"],
+    ["rate limit", "api", "Rate limits"],
+    ["error_class", "api", "Failed calls"],
+  ] as const) {
+    const text = await searchHelp(wanted, COMMANDS);
+    expect(text).toStartWith(
+      `${wanted} is neither a command nor a topic; these parts of the manual tell of it (tollgate help `,
+    );
+    expect(text).toMatch(new RegExp(`^  ${page} +${heading}$`, "m"));
+    expect(text.split("\n").length).toBeLessThan(12);
+  }
 });
 
 test("the short help fits on a screen, and has each command with what it does", () => {

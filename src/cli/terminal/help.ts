@@ -40,6 +40,9 @@ const FLAG_MEANINGS: Readonly<Record<string, string>> = {
   verify: "read the whole copy, and open its keys",
 };
 
+/** Sections that are listed for a word that is no topic. */
+const FOUND_SHOWN = 8;
+
 const WHAT_IT_IS = "tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments";
 
 export function shortHelp(commands: Commands): string {
@@ -62,12 +65,13 @@ function summariesText(entries: readonly (readonly [string, CliCommand])[]): str
   return entries.map(([name, { summary }]) => `  ${name.padEnd(width)}  ${summary}\n`).join("");
 }
 
-/** The help on a topic, a command, or a group of commands. @throws StartupProblem when there is no such thing */
-export function helpOn(words: readonly string[], commands: Commands): string {
+/** The help on a topic, a command, or a group of commands; null when there is no such thing. */
+export function helpOn(words: readonly string[], commands: Commands): string | null {
   const name = words.join(" ");
   const command = Object.hasOwn(commands, name) ? commands[name] : undefined;
   const group = Object.entries(commands).filter(([other]) => other.startsWith(`${name} `));
-  if (command === undefined) return isGroup(name, commands) ? groupHelp(name, group) : topicText(name, commands);
+  if (command === undefined && isGroup(name, commands)) return groupHelp(name, group);
+  if (command === undefined) return PAGES.find((page) => page.name === name.toLowerCase())?.text ?? null;
   const others = group.length === 0 ? "" : `\nSee also:\n${summariesText(group)}`;
   return `${commandHelp(name, command)}${others}`;
 }
@@ -118,16 +122,23 @@ Topics of tollgate help:
 ${topics.join("")}`;
 }
 
-/** The page of the manual on a topic. @throws StartupProblem when there is no such topic */
-function topicText(topic: string, commands: Commands): string {
-  const page = PAGES.find(({ name }) => name === topic.toLowerCase());
-  if (page !== undefined) return page.text;
-  const [first = "", second = ""] = topic.split(" ");
+/** Where the manual tells of a word that is no topic. @throws StartupProblem when it does not, or the word is nearly a topic */
+export async function searchHelp(wanted: string, commands: Commands): Promise<string> {
+  const [first = "", second = ""] = wanted.split(" ");
   if (isGroup(first, commands)) throw new StartupProblem(commandProblem(first, second, Object.keys(commands)));
   const names = PAGES.map(({ name }) => name);
-  const meant = suggest(topic, [...names, ...Object.keys(commands)]);
-  const hint = meant === null ? `the topics are ${names.join(", ")}` : `did you mean ${meant}?`;
-  throw new StartupProblem(`${shownWord(topic)} is neither a command nor a topic; ${hint}`);
+  const meant = suggest(wanted, [...names, ...Object.keys(commands)]);
+  const { searchManual } = await import("../../gateway/manual/routes.ts");
+  const found = meant === null ? (await searchManual(wanted)).slice(0, FOUND_SHOWN) : [];
+  const isNone = `${shownWord(wanted)} is neither a command nor a topic`;
+  if (found.length === 0) {
+    const hint = meant === null ? `the topics are ${names.join(", ")}` : `did you mean ${meant}?`;
+    throw new StartupProblem(`${isNone}; ${hint}`);
+  }
+  const width = Math.max(...found.map(([page]) => page.length));
+  const rows = found.map(([page, heading]) => `  ${page.padEnd(width)}  ${heading}\n`);
+  const example = `tollgate help ${found[0]?.[0]}`;
+  return `${isNone}; these parts of the manual tell of it (${example} prints the first page):\n\n${rows.join("")}`;
 }
 
 /** A heading, or a row of the tables that the page on configuration has below these headings. */

@@ -4,6 +4,7 @@
 
 import { readFileSync } from "node:fs";
 import minisearch from "minisearch" with { type: "file" };
+import type { SearchResult } from "minisearch";
 import { Fault } from "../../core/fault.ts";
 import { type Assets, asset, pageAsset, styleAsset, VARIES, wantsHtml } from "../../http/assets.ts";
 import copy from "./copy.js" with { type: "text" };
@@ -48,6 +49,15 @@ export async function orPage(refusal: Fault, { method, headers }: Request, path:
   const { etag: _, ...guards } = page.headers;
   const answer = { body: html, headers: { ...guards, ...VARIES, "content-type": page.type } };
   return new Fault(refusal.kind, refusal.message, { answer });
+}
+
+/** The sections of the manual about these words, best first: the page and the heading of each. */
+export async function searchManual(wanted: string): Promise<(readonly [page: string, heading: string])[]> {
+  const library: typeof import("minisearch") = await import(String(minisearch));
+  const { find, OPTIONS }: typeof import("./find.js") = await import(String(finder));
+  const index = library.default.loadJSON(await fileText("search.json"), OPTIONS);
+  const found: SearchResult[] = find(index, wanted);
+  return found.map(({ id, title }) => [id.replace(/#.*/, ""), title]);
 }
 
 async function fileText(path: string): Promise<string> {
