@@ -288,15 +288,6 @@ describe("a paid call", () => {
     }
   });
 
-  test("whose payment could not be sent yet is told so, and that it stays open", async () => {
-    const view = { status: "pending", settlement: { status: "pending", reason: "unsent" } };
-    const told = "its payment is open (the facilitator can't be reached yet, and is tried again): don't pay again; ";
-    expect(await paid(["--wait", "1"], view, accepted)).toMatchObject({
-      code: 4,
-      stderr: expect.stringContaining(told),
-    });
-  });
-
   test("whose payment nobody collects gets a note", async () => {
     const note = "tollgate call: note: the tenant has no facilitator: the payment was checked and not collected\n";
     expect(await paid([], {}, accepted)).toEqual({ code: 0, stdout: "done", stderr: note });

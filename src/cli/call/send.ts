@@ -289,7 +289,7 @@ export async function awaitEnd(run: CallRun): Promise<CallView> {
     await Bun.sleep(Math.min(pauseMs, Math.max(until - performance.now(), 0)));
     pauseMs = seen === null ? Math.min(2 * pauseMs, 5000) : 250;
   }
-  const payment = view?.settlement?.status === "pending" ? `, and ${paymentIn(view)}` : "";
+  const payment = view?.settlement?.status === "pending" ? ", and its payment is open: don't pay again" : "";
   const ended = run.waitMs === 0 ? "--wait is 0" : "timed out waiting";
   throw new RunEnd("unknown", `${ended}: ${goesOn(run, payment)}`, view);
 }
@@ -335,8 +335,7 @@ export function cutShort(run: CallRun, view: CallView | null, problem: string): 
 function paymentIn({ settlement }: CallView): string | null {
   if (settlement?.status === "settlement_failed")
     return `its payment was not collected (${settlement.reason ?? "declined"})`;
-  const tried = settlement?.reason === "unsent" ? " (the facilitator can't be reached yet, and is tried again)" : "";
-  if (settlement?.status === "pending") return `its payment is open${tried}: don't pay again`;
+  if (settlement?.status === "pending") return "its payment is open: don't pay again";
   return settlement?.tx_hash ? `its payment was taken (transaction ${settlement.tx_hash})` : null;
 }
 

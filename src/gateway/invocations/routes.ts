@@ -35,7 +35,7 @@ const Settlement = Type.Object(
     operator_amount: Type.Optional(Type.String({ description: "settled_amount minus facilitator_fee." })),
     facilitator_fee: Type.Optional(Type.String({ description: "What the facilitator keeps, a decimal string." })),
     attempts: Type.Optional(Type.Integer({ minimum: 0, description: "How often the facilitator was asked." })),
-    reason: Type.Optional(Type.String({ description: "Why it failed, or is still pending, coarsely." })),
+    reason: Type.Optional(Type.String({ description: "Coarse failure reason." })),
     settled_at: Type.Optional(timestamp("When the payment was collected.")),
   },
   { $id: "Settlement", description: "What became of the call's payment." },

@@ -210,10 +210,7 @@ async function record(
   const { tenant, invocation_id: id, attempts } = open;
   const key = { tenant, id };
   if (verdict.kind === "open") {
-    // Not once an attempt may have reached the facilitator: nobody must take such a payment for unsent.
-    const isUnsentYet = next.outcome === "unsent" && open.sent_at === null && open.asked_ms === 0;
-    const why = isUnsentYet ? { reason: "unsent" } : {};
-    if (await postpone(tx, open, next)) await noteSettlement(tx, key, JSON.stringify({ attempts, ...why }), now);
+    if (await postpone(tx, open, next)) await noteSettlement(tx, key, JSON.stringify({ attempts }), now);
     return { isPaid: false, isClosed: false };
   }
   let isClosed: boolean;

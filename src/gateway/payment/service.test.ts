@@ -123,29 +123,6 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
-    test("a payment of which nothing has left the gateway yet says so to its caller, until an attempt may have arrived", async () => {
-      const unsent = { kind: "unsent", why: "f.test: ENOTFOUND" } as const;
-      for (const arrived of [UNKNOWN, { kind: "deferred", why: "busy" } as const]) {
-        const tenant = await configured();
-        const at = replica((attempt) => [unsent, arrived, unsent][attempt - 1] ?? COLLECTED);
-        const { payment, key } = await recorded(at, await priced(tenant));
-        const seen = async () => JSON.parse((await findInvocation(store().read, tenant, key.id)).settlement ?? "{}");
-        await at.payments.settle(payment);
-        expect(await shown(key)).toEqual(["pending", null, "pending"]);
-        expect(await seen()).toEqual({ attempts: 1, reason: "unsent" });
-        at.settler.start();
-        for (const attempts of [2, 3]) {
-          clock.time += 10_000;
-          await until(async () => (await seen()).attempts === attempts);
-          expect(await seen()).toEqual({ attempts });
-        }
-        clock.time += 20_000;
-        await until(() => at.told.length > 0);
-        expect(await seen()).toMatchObject({ attempts: 4, settled_amount: "1000" });
-        await at.settler.stop(0);
-      }
-    });
-
     test("a payment ends as unknown when its facilitator stays away for a day of asking", async () => {
       const [tenant, at] = [await configured(), replica(() => UNKNOWN)];
       const { payment, key } = await recorded(at, await priced(tenant));
