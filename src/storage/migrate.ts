@@ -81,11 +81,12 @@ export function schemaOf(rows: readonly Schema[]): Schema {
   };
 }
 
-/** How a schema relates to a program: an older one is migrated, `newer` may be used, `too new` may not. */
-type SchemaFit = "none" | "older" | "same" | "newer" | "too new";
-
-/** @param newest the newest version that the program knows */
-export function fitOf({ version, floor }: Schema, newest = newestVersion()): SchemaFit {
+/**
+ * How a schema relates to a program: an older one is migrated, `newer` may be used, `too new` may not.
+ *
+ * @param newest the newest version that the program knows
+ */
+export function fitOf({ version, floor }: Schema, newest = newestVersion()) {
   if (version === 0) return "none";
   if (version <= newest) return version === newest ? "same" : "older";
   return floor <= newest ? "newer" : "too new";
