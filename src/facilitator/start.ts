@@ -25,7 +25,7 @@ import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
 import type { Network } from "../x402/network.ts";
 import type { Hex } from "../x402/types.ts";
-import { createVerifier } from "../x402/verifier.ts";
+import { createVerifier } from "../x402/verify.ts";
 import { ownerOf } from "./accounts.ts";
 import { followTlsFiles, LISTENER_LIMITS, listenMutualTls, type TlsMaterial, type TlsReading } from "./mtls.ts";
 import type { Limits } from "./payments/guardrails.ts";

@@ -13,8 +13,7 @@ import type { Store, StoreTools } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import type { Verifier } from "../../x402/verifier.ts";
-import { checkRequirements } from "../../x402/verify.ts";
+import { checkRequirements, type Verifier } from "../../x402/verify.ts";
 import {
   checkGuardrails,
   type DayOfAccount,
