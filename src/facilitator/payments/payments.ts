@@ -48,7 +48,6 @@ export interface PaymentClaim extends ClaimedPayment {
   readonly balance: Measured;
   /** Wei that a revert may cost, where the payer's code can cause one; 0 otherwise. */
   readonly gasAtRisk: bigint;
-  /** Whether the payer has code. */
   readonly hasCode: boolean;
   /** Wei that the payment may cost whatever its outcome; 0 where that has no limit. */
   readonly gasHeld: bigint;
@@ -246,19 +245,18 @@ async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint
   await tx.db.update(t).set(set).where(hasKey(t, key));
 }
 
-/** The state that the payment failed in: `claimed`, with the claim; or `sent`, with the UTC day by the chain's time. */
-type FailedAs = { readonly was: "sent"; readonly day: string } | { readonly was: "claimed"; readonly claim: string };
-
 /**
  * Records that this facilitator can't collect the payment any more. The payment's share of the ceiling is given back, unless
  * a transaction reverted: then the share stays taken, and the gas burned counts on the day on which the revert was found.
  * False when the payment has left the state in which it failed: another process may have sent what was only claimed.
+ *
+ * @param as the state that it failed in: `claimed`, with the claim; or `sent`, with the UTC day by the chain's time
  */
 export async function recordFailed(
   tx: Tx,
   key: PaymentKey,
   failure: PaymentFailure,
-  { now, ...as }: FailedAs & { readonly now: number },
+  { now, ...as }: { readonly now: number } & ({ was: "sent"; day: string } | { was: "claimed"; claim: string }),
 ): Promise<boolean> {
   const account = await lockAccountOf(tx, key);
   if (account === null) return false;
@@ -323,7 +321,6 @@ export async function recordReorganised(tx: Tx, key: PaymentKey, now: number): P
   return (await changePayment(tx, key, from, set)) !== null;
 }
 
-/** Counts another request for a payment that has a record. */
 export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
   const set = { attempts: sql`${t.attempts} + 1` };
@@ -421,7 +418,7 @@ export function claimedWithoutTransaction(reader: Reader, limit: number): Promis
 }
 
 /** The number of open payments of each account that has any, in one scan of their index. */
-export async function openByAccount(reader: Reader): Promise<ReadonlyMap<string, number>> {
+export async function openByAccount(reader: Reader): Promise<Map<string, number>> {
   const { facilitatorPayments: t } = reader.tables;
   const counting = reader.db.select({ account: t.account, open: count() }).from(t).where(isOpen(t));
   const rows = await counting.groupBy(t.account);

@@ -321,7 +321,7 @@ function createCollect(options: CollectOptions) {
   };
 }
 
-/** Withdraws the claim. False when the claim is gone. */
+/** False when the claim is gone. */
 async function withdraw({ store, log, onOrphanedClaim }: CollectOptions, named: Named, claimed: ClaimedPayment) {
   try {
     return await store.write((tx) => withdrawClaim(tx, claimed));
@@ -415,15 +415,12 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
   let counting: Promise<void> = Promise.resolve();
   let at = Number.NEGATIVE_INFINITY;
 
-  async function recount(): Promise<void> {
-    const open = new Map(await openByAccount(read));
-    counted = { open, taken: [...open.values()].reduce((sum, count) => sum + count, 0) };
-  }
-
   return async (account: string): Promise<boolean> => {
     if (performance.now() - at > 250) {
       at = performance.now();
-      counting = recount();
+      counting = openByAccount(read).then((open) => {
+        counted = { open, taken: [...open.values()].reduce((sum, count) => sum + count, 0) };
+      });
     }
     await counting;
     const { open } = counted;

@@ -34,10 +34,9 @@ export interface Signer {
 export function watchSigners(unwatched: readonly Signer[]): { signers: Signer[]; isFailing: () => boolean } {
   const failedAt = new Map<Hex, number>();
   const signers = unwatched.map((signer): Signer => {
-    const { address, parallel } = signer;
+    const { address } = signer;
     return {
-      address,
-      parallel,
+      ...signer,
       async sign(transaction) {
         try {
           const signed = await signer.sign(transaction);

@@ -15,7 +15,6 @@ import type { Signer } from "./signer.ts";
 
 type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
 
-/** A payment within a transaction. */
 export interface PaymentPart {
   readonly payer: Hex;
   readonly nonce: Hex;
@@ -137,7 +136,6 @@ export function openTransactions(reader: Reader): Promise<OpenTransaction[]> {
   return reader.db.select({ hash, wallet, payer, nonce }).from(t).where(eq(t.open, true)).execute();
 }
 
-/** The wallets that have open transactions. */
 export async function openWallets(reader: Reader): Promise<Hex[]> {
   const { facilitatorTransactions: t } = reader.tables;
   const rows = await reader.db.selectDistinct({ wallet: t.wallet }).from(t).where(eq(t.open, true));
