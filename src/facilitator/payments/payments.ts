@@ -11,9 +11,10 @@ import type { Balance } from "../../chain/chain.ts";
 import type { Receipt } from "../../chain/json-rpc.ts";
 import { COLLECTION_EVENTS, type CollectionStatus } from "../../core/states.ts";
 import { bindAll, prepared, preparedRow, type Reader, type Tx } from "../../storage/store.ts";
-import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
+import type { Hex, Payment, PaymentKey } from "../../x402/types.ts";
 import {
   change,
+  type DayOfAccount,
   exceedsCeiling,
   exceedsGas,
   exceedsGasAtOnce,
@@ -29,22 +30,17 @@ import {
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
 
 /** A payment that this facilitator has committed itself to collect. */
-export interface ClaimedPayment {
+export interface ClaimedPayment extends Pick<Payment, "authorization" | "signature"> {
   readonly key: PaymentKey;
   /** The id of the attempt that made the claim, unique among all attempts. */
   readonly claim: string;
-  readonly authorization: Authorization;
-  readonly signature: Hex;
 }
 
-/** What a claim stores, and the limits and the balance that it is checked against. */
-export interface PaymentClaim extends ClaimedPayment {
-  readonly account: string;
+/** What a claim stores, and the limits and the balance that it is checked against. The day is by the chain's time. */
+export interface PaymentClaim extends ClaimedPayment, DayOfAccount {
   /** The requirements as canonical JSON. */
   readonly requirements: string;
   readonly limits: Pick<Limits, "dailyCeiling" | "dailyGasWei" | "dailyGasAllWei">;
-  /** The UTC day by the chain's time. */
-  readonly day: string;
   readonly balance: Measured;
   /** Wei that a revert may cost, where the payer's code can cause one; 0 otherwise. */
   readonly gasAtRisk: bigint;
@@ -155,9 +151,9 @@ const insertClaim = prepared(({ db, tables: { facilitatorPayments: t } }: Tx) =>
 
 /** Claims the payment, with its share of the account's day and of the payer's balance; or stores nothing. */
 export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Promise<Claimed> {
-  const { key, account, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
+  const { key, account, day, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
   const { value } = authorization;
-  const of = { account, day: claim.day };
+  const of = { account, day };
   await lockDays(tx, account);
   // Only a claim takes this lock, and after the account's, so there is no deadlock.
   await tx.lock(`payer:${key.payer}`);
@@ -185,7 +181,7 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
     valid_before: String(authorization.validBefore),
     signature: claim.signature,
     requirements: claim.requirements,
-    day: of.day,
+    day,
     gas_reserved: String(more),
     gas_held: String(gasHeld),
     reverted_on: null,

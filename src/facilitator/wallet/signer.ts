@@ -16,18 +16,13 @@ export interface Unsigned {
   readonly fees: Fees;
 }
 
-export interface SignedTransaction {
-  readonly raw: Hex;
-  readonly hash: Hex;
-}
-
 export interface Signer {
   /** In lower case. */
   readonly address: Hex;
   /** How many transactions it can sign concurrently. */
   readonly parallel: number;
   /** @throws Error when it can't sign now; no error message contains a secret */
-  sign(transaction: Unsigned): Promise<SignedTransaction>;
+  sign(transaction: Unsigned): Promise<{ readonly raw: Hex; readonly hash: Hex }>;
 }
 
 /** Wraps the signers to tell whether one of them failed in the last 30 seconds and has not signed since. */

@@ -15,9 +15,7 @@ import type { Signer } from "./signer.ts";
 
 type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
 
-export interface PaymentPart {
-  readonly payer: Hex;
-  readonly nonce: Hex;
+export interface PaymentPart extends Pick<PaymentKey, "payer" | "nonce"> {
   /** The payment's part of the transaction's gas limit. */
   readonly gas: bigint;
 }
