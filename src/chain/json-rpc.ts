@@ -12,13 +12,10 @@ const MESSAGE_CHARACTERS_MAX = 300;
 export class RpcError extends Error {
   override readonly name = "RpcError";
   readonly code: number;
-  /** Unparsed: nodes put a revert's data here, in several forms. */
-  readonly data: unknown;
 
-  constructor(code: number, message: string, data: unknown) {
+  constructor(code: number, message: string) {
     super(shortLine(message));
     this.code = code;
-    this.data = data;
   }
 }
 
@@ -52,8 +49,8 @@ export async function exchange(server: RpcServer, method: string, params: readon
   if (isJsonObject(error) && !isOverloaded) {
     // An error about a request that could not be read has no id.
     if (answer["id"] !== ID && answer["id"] !== null) throw new NoAnswer("an answer to another request");
-    const { code, message, data } = error;
-    if (typeof code === "number" && typeof message === "string") throw new RpcError(code, message, data);
+    const { code, message } = error;
+    if (typeof code === "number" && typeof message === "string") throw new RpcError(code, message);
   }
   if (status !== 200) throw new NoAnswer(`status ${status}`);
   if (answer["id"] !== ID) throw new NoAnswer("an answer to another request");

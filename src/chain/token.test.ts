@@ -158,7 +158,7 @@ describe("an error of a simulation", () => {
       "Out of gas: gas required exceeds allowance: 500000",
     ],
   ])("refuses the payment: %i %s", (code, message, reason) => {
-    const error = new RpcError(code, message, undefined);
+    const error = new RpcError(code, message);
     expect(token.isRefusal(error)).toBe(true);
     expect(token.refusalReason(error)).toBe(reason);
   });
@@ -169,7 +169,7 @@ describe("an error of a simulation", () => {
     [-32_005, "rate limit exceeded"],
     [-32_601, "the method eth_estimateGas does not exist"],
   ])("says nothing of the payment: %i %s", (code, message) => {
-    expect(token.isRefusal(new RpcError(code, message, undefined))).toBe(false);
+    expect(token.isRefusal(new RpcError(code, message))).toBe(false);
   });
 
   test.each([
@@ -181,11 +181,11 @@ describe("an error of a simulation", () => {
     [3, "execution reverted: insufficient funds", false],
     [-32_000, "execution reverted", false],
   ])("is told from one about the price: %i %s, %p", (code, message, isIt) => {
-    expect(token.isAboutPrice(new RpcError(code, message, undefined), 500_000n)).toBe(isIt);
+    expect(token.isAboutPrice(new RpcError(code, message), 500_000n)).toBe(isIt);
   });
 
   test("is kept in one short line", () => {
-    const { message } = new RpcError(3, `a\r\nb${"x".repeat(1000)}`, undefined);
+    const { message } = new RpcError(3, `a\r\nb${"x".repeat(1000)}`);
     expect(message).toStartWith("a bx");
     expect(message.length).toBeLessThan(310);
   });

@@ -231,7 +231,9 @@ async function issue(
       await x509.AuthorityKeyIdentifierExtension.create(issuer?.publicKey ?? keys.publicKey),
     ],
   });
-  return { cert: `${certificate.toString("pem")}\n`, key: await privateKeyPem(keys.privateKey) };
+  const pkcs8 = await crypto.subtle.exportKey("pkcs8", keys.privateKey);
+  const key = `${x509.PemConverter.encode(pkcs8, x509.PemConverter.PrivateKeyTag)}\n`;
+  return { cert: `${certificate.toString("pem")}\n`, key };
 }
 
 export function caProblem(ca: CertifiedKey, now: number): string | null {
@@ -252,10 +254,6 @@ function newSerial(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   bytes[0] = ((bytes[0] ?? 0) & 0x3f) | 0x40;
   return bytes.toHex();
-}
-
-async function privateKeyPem(key: CryptoKey): Promise<string> {
-  return `${x509.PemConverter.encode(await crypto.subtle.exportKey("pkcs8", key), x509.PemConverter.PrivateKeyTag)}\n`;
 }
 
 function readSigningKey(key: string): Promise<CryptoKey> {

@@ -50,13 +50,10 @@ function broken(line: number, id: string | null, problem: string): CommandVerdic
   return { holds: false, text, document: documented(null, { line, receipt_id: id, problem }) };
 }
 
-interface BrokenLine {
-  readonly line: number | null;
-  readonly receipt_id: string | null;
-  readonly problem: string;
-}
-
-function documented(chain: VerifiedChain | null, broken: BrokenLine | null) {
+function documented(
+  chain: VerifiedChain | null,
+  broken: { line: number | null; receipt_id: string | null; problem: string } | null,
+) {
   const { length = 0, first = null, last = null } = chain ?? {};
   return {
     holds: broken === null,

@@ -4,7 +4,7 @@ import { SHA256 } from "../wire/body.ts";
 import { JSON_TEXT } from "../wire/json.ts";
 import { RPC_MESSAGES, RPC_REQUEST } from "../wire/jsonrpc.ts";
 import { EVENT_TOOLS, JSON_TOOLS, TOOLS } from "../wire/tool-list.ts";
-import { SIGNATURE } from "../x402/verifier.ts";
+import { SIGNATURE } from "../x402/verify.ts";
 
 declare const self: Worker;
 

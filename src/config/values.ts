@@ -140,16 +140,13 @@ export function choice<const T extends string>(words: readonly T[]): Kind<T> {
   };
 }
 
-export const text: Kind<string> = { must: "a text without control characters", parse: plain };
-
-function plain(value: string): string | undefined {
-  return /\p{Cc}/u.test(value) ? undefined : value;
+/** A text that is taken as it is if the whole of it matches. */
+function matching(must: string, pattern: RegExp): Kind<string> {
+  return { must, parse: (text) => (pattern.test(text) ? text : undefined) };
 }
 
-export const path: Kind<string> = {
-  must: "a path",
-  parse: (value) => (value.includes("\0") ? undefined : value),
-};
+export const text = matching("a text without control characters", /^\P{Cc}*$/u);
+export const path = matching("a path", /^[^\0]*$/);
 
 const NAME = /^(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*$/;
 
@@ -258,16 +255,16 @@ export const tenantPrefix: Kind<string> = {
 };
 
 /** RFC 6749, section 3.3. */
-export const scope: Kind<string> = {
-  must: "one scope: visible ASCII without blanks, quotes and backslashes",
-  parse: (value) => (/^[\x21\x23-\x5B\x5D-\x7E]{1,256}$/.test(value) ? value : undefined),
-};
+export const scope = matching(
+  "one scope: visible ASCII without blanks, quotes and backslashes",
+  /^[\x21\x23-\x5B\x5D-\x7E]{1,256}$/,
+);
 
 const REGISTERED = ["iss", "aud", "exp", "nbf", "iat", "jti"];
 
 export const claimName: Kind<string> = {
   must: `a claim name, and none of ${REGISTERED.join(", ")}`,
-  parse: (value) => (REGISTERED.includes(value) ? undefined : plain(value)),
+  parse: (value) => (REGISTERED.includes(value) ? undefined : text.parse(value)),
 };
 
 const PAIRS_MAX = 64;
@@ -291,7 +288,7 @@ function pairList(must: string, takes: (value: string) => boolean): Kind<readonl
 
 export const pairs = pairList(
   `a comma-separated list of at most ${PAIRS_MAX} name=value, values percent-encoded`,
-  (value) => plain(value) !== undefined,
+  (value) => text.parse(value) !== undefined,
 );
 
 const headerValues = pairList(`${pairs.must}, that can stand in HTTP headers`, (value) =>

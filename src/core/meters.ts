@@ -5,7 +5,6 @@ import type { PolicyAction } from "./states.ts";
 
 /** The gateway's decision on the payment of a priced call, before it is settled. Idempotent repetitions are not counted. */
 export const PAYMENT_OUTCOMES = ["required", "refused", "crowded", "accepted"] as const;
-export type PaymentOutcome = (typeof PAYMENT_OUTCOMES)[number];
 
 /**
  * Outcomes of settling a payment. The gateway counts `settled`, `declined`, `expired` and `given_up` once for a payment, and
@@ -24,7 +23,6 @@ export const SETTLEMENT_OUTCOMES = [
   "refused",
   "over_limit",
 ] as const;
-export type SettlementOutcome = (typeof SETTLEMENT_OUTCOMES)[number];
 
 export interface QueueSize {
   readonly calls: number;
@@ -48,8 +46,8 @@ export interface Meters {
   accepted(): void;
   readonly ended: CallEndListener;
   policyDecided(action: PolicyAction): void;
-  payment(outcome: PaymentOutcome): void;
-  settlement(outcome: SettlementOutcome): void;
+  payment(outcome: (typeof PAYMENT_OUTCOMES)[number]): void;
+  settlement(outcome: (typeof SETTLEMENT_OUTCOMES)[number]): void;
   settlementTook(ms: number): void;
   rpcFailed(endpoint: number): void;
   /** Records by how many milliseconds the main thread's event loop was late. */

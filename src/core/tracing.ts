@@ -105,8 +105,6 @@ export const SAMPLERS = [
   "parentbased_always_off",
   "parentbased_traceidratio",
 ] as const;
-export type SamplerName = (typeof SAMPLERS)[number];
-
 export interface TracingOptions {
   /** The collector's base URL. */
   readonly endpoint: string;
@@ -115,7 +113,7 @@ export interface TracingOptions {
   /** Null for the service's own name. */
   readonly serviceName: string | null;
   readonly resource: HeaderPairs;
-  readonly sampler: SamplerName;
+  readonly sampler: (typeof SAMPLERS)[number];
   /** From 0 to 1; for the samplers by ratio. */
   readonly ratio: number;
   /** The most traces that are recorded, whatever the sampler says. */

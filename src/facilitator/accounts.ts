@@ -44,13 +44,6 @@ export function fingerprintOf(pem: string): string {
   return first.fingerprint256.replaceAll(":", "").toLowerCase();
 }
 
-function accountName(given: string): string {
-  const name = given.trim();
-  checkText("name", name, { min: 1, max: MAX.nameCharacters });
-  if (INVISIBLE.test(name)) throw invalidField("name", "must not contain invisible characters");
-  return name;
-}
-
 function amount(field: string, given: string | null): string | null {
   if (given === null) return null;
   const value = parseUint256(given);
@@ -85,19 +78,22 @@ async function changeAccount<T>(store: Store, name: string, work: (tx: Tx, exist
 export async function addAccount(store: Store, clock: Clock, account: NewAccount) {
   const now = clock.now();
   const fingerprint = fingerprintOf(account.certificate);
+  const name = account.name.trim();
+  checkText("name", name, { min: 1, max: MAX.nameCharacters });
+  if (INVISIBLE.test(name)) throw invalidField("name", "must not contain invisible characters");
   const row: AccountRow = {
-    name: accountName(account.name),
+    name,
     enabled: true,
     max_per_transaction: amount("max-per-transaction", account.maxPerTransaction),
     daily_ceiling: amount("daily-ceiling", account.dailyCeiling),
     created_at: now,
     updated_at: now,
   };
-  return changeAccount(store, row.name, async (tx, exists) => {
-    if (exists) throw new Fault("conflict", `an account named ${row.name} exists already`);
+  return changeAccount(store, name, async (tx, exists) => {
+    if (exists) throw new Fault("conflict", `an account named ${name} exists already`);
     await tx.db.insert(tx.tables.facilitatorAccounts).values(row);
-    await insertCertificate(tx, row.name, fingerprint, now);
-    return { name: row.name, fingerprint };
+    await insertCertificate(tx, name, fingerprint, now);
+    return { name, fingerprint };
   });
 }
 
@@ -159,7 +155,6 @@ async function insertCertificate(
   await db.insert(t).values({ fingerprint, account, created_at: now });
 }
 
-/** All accounts, ordered by name. */
 export async function listAccounts({ db, tables }: Reader): Promise<ListedAccount[]> {
   const { facilitatorAccounts: t, facilitatorCertificates: c } = tables;
   const accounts = await db.select().from(t).orderBy(asc(t.name));

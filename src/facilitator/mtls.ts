@@ -70,7 +70,10 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
       server.setSecureContext(secureOptions(tls));
       const isAnyGone = roots.some((root) => !next.some((each) => each.fingerprint256 === root.fingerprint256));
       roots = next;
-      if (isAnyGone) admitted.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
+      // Only direct issuers count here; a longer chain is verified only in a handshake.
+      const isTrusted = (certificate: X509Certificate) =>
+        next.some((root) => certificate.checkIssued(root) && certificate.verify(root.publicKey));
+      if (isAnyGone) admitted.keep(isTrusted);
     },
   };
 }
@@ -88,11 +91,6 @@ function secureOptions({ cert, key, clientCa }: TlsMaterial): TlsOptions {
     // A resumed session would skip the check of the certificate's dates.
     secureOptions: constants.SSL_OP_NO_TICKET,
   };
-}
-
-/** Whether the root issued the certificate directly; a longer chain is verified only in a handshake. */
-function isIssuedBy(certificate: X509Certificate, root: X509Certificate): boolean {
-  return certificate.checkIssued(root) && certificate.verify(root.publicKey);
 }
 
 function createTlsServer(tls: TlsMaterial): Server {
@@ -124,10 +122,7 @@ function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOption
     const [oldest] = handshakes.keys();
     if (sockets.size > limits.connections || handshakes.size > limits.handshakes) oldest?.destroy();
   });
-  server.on("tlsClientError", (error, socket) => {
-    refused(errorCode(error) ?? error.message, socket.remoteAddress);
-    socket.destroy();
-  });
+  server.on("tlsClientError", (error, socket) => refuse(socket, errorCode(error) ?? error.message));
   server.on("secureConnection", (socket) => {
     const peer = peerOf(socket);
     if (peer === null) refuse(socket, "no verified certificate");

@@ -7,6 +7,7 @@ import type { Meters } from "../core/meters.ts";
 import type { Tracer } from "../core/tracing.ts";
 import { FINAL_AFTER } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
+import { requireJsonType } from "../http/input.ts";
 import { json } from "../http/responses.ts";
 import { createGuardedEdge, scopeOf } from "../http/server.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -18,8 +19,6 @@ import { accountOf } from "./accounts.ts";
 import type { Peer } from "./mtls.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
 import type { CollectionOutcome } from "./settle/outcome.ts";
-
-const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
 /** How a protocol reads a request to settle a payment, and writes the response. */
 export interface PaymentProtocol {
@@ -138,9 +137,7 @@ export function createPeerEdge(options: FacilitatorRoutes) {
 
 /** @throws Fault `invalid_request` */
 async function readBody(request: Request): Promise<unknown> {
-  if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
-    throw new Fault("invalid_request", "content-type: must be application/json");
-  }
+  requireJsonType(request);
   const bytes = await request.bytes();
   if (bytes.length > MAX.settleBodyBytes) {
     throw new Fault("invalid_request", `body: larger than ${MAX.settleBodyBytes} bytes`, {

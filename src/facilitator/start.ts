@@ -10,7 +10,7 @@ import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
 import type { Tracer, TracingOptions } from "../core/tracing.ts";
-import { createOutbound, type Outbound } from "../http/client/outbound.ts";
+import { createOutbound } from "../http/client/outbound.ts";
 import { hostPart } from "../http/listener.ts";
 import { listenPlain } from "../http/plain-listener.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -25,7 +25,7 @@ import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
 import type { Network } from "../x402/network.ts";
 import type { Hex } from "../x402/types.ts";
-import { createVerifier } from "../x402/verifier.ts";
+import { createVerifier } from "../x402/verify.ts";
 import { ownerOf } from "./accounts.ts";
 import { followTlsFiles, LISTENER_LIMITS, listenMutualTls, type TlsMaterial, type TlsReading } from "./mtls.ts";
 import type { Limits } from "./payments/guardrails.ts";
@@ -34,7 +34,7 @@ import { cleanUpFacilitator } from "./payments/retention.ts";
 import { createOpenEdge, createPeerEdge, x402V1 } from "./routes.ts";
 import { createSettle, createSettlementWaiters } from "./settle/settle.ts";
 import { createOwnWallets, createWalletLeases } from "./wallet/leases.ts";
-import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
+import { createLocalSigner, createRemoteSigner } from "./wallet/signer.ts";
 import { createWallet, requireMulticall3, type WalletLimits } from "./wallet/wallet.ts";
 
 /** How often this process looks for work that another one has left behind. */
@@ -167,7 +167,10 @@ function compose(
   const { clock } = store;
   const spans = createPaymentSpans(tracer);
   const common = { network, store, clock, log, meters, outcomes, limits, spans };
-  const own = signersOf(network, signers, outbound);
+  const own =
+    signers.kind === "local"
+      ? signers.keys.map((key) => createLocalSigner(network, key))
+      : [createRemoteSigner({ network, url: signers.url, address: signers.address, outbound })];
   const wallets = own.map(({ address }) => address);
   const leases = createWalletLeases({ store, clock, log, wallets });
   const wallet = createWallet({ ...common, chain, signers: own, leases });
@@ -180,11 +183,6 @@ function compose(
   const verifier = createVerifier(network.token.domain);
   const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: settleChain });
   return { chain, outcomes, wallet, settle };
-}
-
-function signersOf(network: Network, signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {
-  if (signers.kind === "local") return signers.keys.map((key) => createLocalSigner(network, key));
-  return [createRemoteSigner({ network, url: signers.url, address: signers.address, outbound })];
 }
 
 /** Takes up work left behind, at once and then every ten seconds. Returns a function that ends this. */

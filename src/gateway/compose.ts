@@ -20,7 +20,7 @@ import type { Membership } from "../storage/leases.ts";
 import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
 import type { Store } from "../storage/store.ts";
 import type { Network } from "../x402/network.ts";
-import type { Verifier } from "../x402/verifier.ts";
+import type { Verifier } from "../x402/verify.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentsOfCredential } from "./agents/service.ts";
 import { type AgentCache, createAgentCache, createRateLimiter, createSharedRateLimiter } from "./agents/store.ts";

@@ -24,8 +24,6 @@ import { readJson } from "../wire/json.ts";
 import type { Operation } from "./openapi.ts";
 import { scopeOf } from "./server.ts";
 
-const JSON_TYPE = /^application\/json\s*(;|$)/i;
-
 /** Up to this size a body takes little memory once it is parsed. */
 const SMALL_BYTES = 16_384;
 
@@ -35,6 +33,12 @@ interface BodyOptions {
   readonly resource?: TObject;
   /** Fields that other requests take, each with what to do instead. */
   readonly elsewhere?: ReadonlyMap<string, string>;
+}
+
+/** @throws Fault `invalid_request` unless the request says that its body is JSON */
+export function requireJsonType(request: Request): void {
+  if (/^application\/json\s*(;|$)/i.test(request.headers.get("content-type") ?? "")) return;
+  throw new Fault("invalid_request", "content-type: must be application/json");
 }
 
 /**
@@ -53,9 +57,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField, ...known }: 
   }
 
   return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
-    if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
-      throw new Fault("invalid_request", "content-type: must be application/json");
-    }
+    requireJsonType(request);
     const { caller, intake } = scopeOf(request);
     const { tenant } = caller;
     const { promise: released, resolve: release } = Promise.withResolvers<void>();
@@ -175,13 +177,12 @@ export function nullable<T extends TSchema>(schema: T, expected: string, options
 export function queryOf(request: Request, { queryNames }: Pick<Operation, "queryNames">): URLSearchParams {
   const start = request.url.indexOf("?");
   const query = new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
-  for (const name of query.keys()) if (!queryNames.includes(name)) throw unknownParameter(name, queryNames);
+  for (const name of query.keys()) {
+    if (queryNames.includes(name)) continue;
+    const meant = name === "" ? null : suggest(name, queryNames);
+    throw invalidField(name === "" ? "query" : name, `unknown parameter; ${meantHint(meant, queryNames)}`);
+  }
   return query;
-}
-
-function unknownParameter(name: string, known: readonly string[]): Fault {
-  const meant = name === "" ? null : suggest(name, known);
-  return invalidField(name === "" ? "query" : name, `unknown parameter; ${meantHint(meant, known)}`);
 }
 
 /** A query parameter that must be one of `values`. */

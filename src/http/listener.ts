@@ -7,7 +7,6 @@
 // strangers together. The port is closed, and with it idle connections, only if none can be ended: all carry calls in flight,
 // or no system library was found. Bun allows 12 s for a first head, and the idle timeout for later ones (measured).
 import { closeSync, openSync, readFileSync } from "node:fs";
-import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
 import { MAX } from "../kernel/limits.ts";
 import {
@@ -18,6 +17,7 @@ import {
   peerName,
   refuseHandshakes,
 } from "./bun/socket-options.ts";
+import type { PortAddress } from "./http1.ts";
 
 /** If the process may open fewer files than MAX.openFiles, one of this many is reserved for upstreams, database and files. */
 const RESERVED_PART = 8;
@@ -40,10 +40,7 @@ const MUCH_MORE = 5 / 4;
  */
 const NOTES = 256;
 
-export interface ListenerOptions {
-  readonly host: string;
-  /** 0 takes a free port. */
-  readonly port: number;
+export interface ListenerOptions extends Omit<PortAddress, "variable"> {
   /** Whether a free port is taken where another process has this one. */
   readonly orFreePort?: boolean;
   /** Whether other processes of the same user may listen on the port as well (SO_REUSEPORT). */
@@ -58,7 +55,6 @@ export interface ListenerOptions {
     server: Bun.Server<undefined>,
     noteOwner: NoteOwner,
   ) => Response | Promise<Response>;
-  readonly log: Log;
 }
 
 type NoteOwner = (request: Request, tenant: string) => void;

@@ -164,10 +164,6 @@ function identifier(summary: string): string {
     .join("");
 }
 
-interface Alternatives {
-  readonly anyOf: readonly { readonly type?: unknown; readonly const?: unknown; readonly enum?: unknown[] }[];
-}
-
 /**
  * A value of the document without what only input.ts needs, and with the bounds that code checks instead of the schema
  * (`x-bounds`). Changes it in place.
@@ -182,7 +178,7 @@ export function plainSchema(value: any): any {
 }
 
 /** Turns a union of texts into an enumeration, and "X or null" into X with a second type, which Swagger shows better. */
-function plainer(schema: Alternatives): object {
+function plainer(schema: { anyOf: readonly { type?: unknown; const?: unknown; enum?: unknown[] }[] }): object {
   const { anyOf, ...rest } = schema;
   const [first, second] = anyOf;
   if (anyOf.every((option) => typeof option.const === "string")) {
@@ -204,9 +200,7 @@ function parameters(place: "path" | "query" | "header", given: OperationDoc["que
 
 function content({ schema, mediaType = "application/json", example, examples }: ContentDoc) {
   const named = examples && Object.entries(examples).map(([name, value]) => [name, { value }]);
-  return {
-    [mediaType]: { schema: schema ?? {}, example, examples: named && Object.fromEntries(named) },
-  };
+  return { [mediaType]: { schema: schema ?? {}, example, examples: named && Object.fromEntries(named) } };
 }
 
 const REQUEST_ID = { "X-Request-ID": "The request's ID: the caller's own when it sent a usable one." };

@@ -18,8 +18,6 @@ interface CacheShare<K> {
   readonly fromOldest: Iterable<K>;
 }
 
-const shareOf = <K>(keys: Set<K>): CacheShare<K> => ({ weight: 0, keys, fromOldest: keys.values() });
-
 /**
  * @param weightMax the weight of all entries together
  * @param evicted called with the key of each entry that was removed to make room
@@ -92,8 +90,10 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
       remove(key);
       if (weight > weightMax) return;
       makeRoom(tenant, weight);
-      const share = shares.get(tenant) ?? shareOf(new Set<K>());
-      shares.set(tenant, share);
+      const share = shares.getOrInsertComputed(tenant, () => {
+        const keys = new Set<K>();
+        return { weight: 0, keys, fromOldest: keys.values() };
+      });
       share.keys.add(key);
       share.weight += weight;
       weightOfAll += weight;

@@ -11,18 +11,7 @@ import { type Owner, placePrivateFile, syncToDisk } from "../storage/data-dir.ts
 import { holdsWrappedKeys } from "../storage/sqlite/inspect.ts";
 import { newKey } from "./envelope.ts";
 
-export interface MasterKeys {
-  /** The file of the current master key, or else the variable. */
-  readonly place: string;
-  /** The ID of the current master key, which wraps the first keys of an empty database. */
-  readonly own: string;
-  /** Null if this process does not have the key, even after reading its files again. */
-  find(id: string): Buffer | null;
-  /** Adds a key to this process. @returns the key's ID */
-  add(key: Buffer): string;
-  ids(): readonly string[];
-  all(): readonly Buffer[];
-}
+export type MasterKeys = ReturnType<typeof openMasterKeys>;
 
 /** 32 bytes in standard base64; the padding may be missing. */
 const KEY = /^[A-Za-z0-9+/]{43}=?$/;
@@ -33,10 +22,11 @@ export function masterKeyId(key: Uint8Array): string {
 }
 
 /** @param files hold one key each, if they exist */
-export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly string[]): MasterKeys {
+export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly string[]) {
   const known = new Map<string, Buffer>();
   let missed = { id: "", at: Number.NEGATIVE_INFINITY };
 
+  /** Adds a key to this process. @returns the key's ID */
   function add(key: Buffer): string {
     const id = masterKeyId(key);
     known.set(id, key);
@@ -53,10 +43,13 @@ export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly
   if (next !== null) add(next);
   readFiles();
   return {
+    /** The file of the current master key, or else the variable. */
     place: files[0] ?? "TOLLGATE_MASTER_KEY",
+    /** The ID of the current master key, which wraps the first keys of an empty database. */
     own: add(own),
     add,
-    find(id) {
+    /** Null if this process does not have the key, even after reading its files again. */
+    find(id: string): Buffer | null {
       const found = known.get(id);
       if (found !== undefined) return found;
       // A key that was not found is not searched for again for half a second.
@@ -65,8 +58,8 @@ export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly
       missed = { id, at: performance.now() };
       return known.get(id) ?? null;
     },
-    ids: () => [...known.keys()],
-    all: () => [...known.values()],
+    ids: (): readonly string[] => [...known.keys()],
+    all: (): readonly Buffer[] => [...known.values()],
   };
 }
 
@@ -182,9 +175,7 @@ function readKey(path: string, log: Log): Buffer | null {
   let text: string;
   try {
     text = readFileSync(path, "latin1");
-    if ((statSync(path).mode & 0o077) !== 0) {
-      log.warn("master_key_too_open", { path });
-    }
+    if ((statSync(path).mode & 0o077) !== 0) log.warn("master_key_too_open", { path });
   } catch (cause) {
     if (errorCode(cause) === "ENOENT") return null;
     throw new StartupProblem(`${path} must be readable`, { cause });

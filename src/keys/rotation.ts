@@ -7,9 +7,8 @@
 //   reseal     wraps the data keys of secrets with the newest keys of their tenants
 //   finish     when nothing is wrapped with another master key any more: only now the earlier master key is removed
 import { and, asc, eq, isNotNull, isNull, lt, max, ne, sql } from "drizzle-orm";
-import type { Clock } from "../core/time.ts";
 import { PROCESS_LEASES } from "../storage/leases.ts";
-import type { Store } from "../storage/store.ts";
+import type { Store, StoreTools } from "../storage/store.ts";
 import { newKey, resealDataKey, unwrap, wrap } from "./envelope.ts";
 import type { MasterKeys } from "./master-keys.ts";
 import { newSigningKeys, signingKeyIdentity, storeSigningKeys } from "./signing-keys.ts";
@@ -80,10 +79,8 @@ const KEYS_AT_ONCE = 20;
 /** Secrets that are resealed in one write; each has up to 64 KiB. */
 const SECRETS_AT_ONCE = 16;
 
-interface RotationOptions {
-  readonly store: Store;
+interface RotationOptions extends Pick<StoreTools, "store" | "clock"> {
   readonly masterKeys: MasterKeys;
-  readonly clock: Clock;
   readonly secretIdentity: (tenant: string, id: string, version: number) => string;
 }
 
@@ -96,12 +93,14 @@ async function announce(store: Store, id: string): Promise<void> {
   });
 }
 
-type Activation = "active" | "superseded" | readonly string[];
-
-/** From the commit on, every new key is wrapped with the announced master key. */
-async function activate({ store, masterKeys, clock }: RotationOptions, id: string): Promise<Activation> {
+/**
+ * From the commit on, every new key is wrapped with the announced master key.
+ *
+ * @returns the gateways that lack the key, where any do
+ */
+async function activate({ store, masterKeys, clock }: RotationOptions, id: string) {
   const made = await newSigningKeys();
-  return store.write(async (tx) => {
+  return store.write(async (tx): Promise<"active" | "superseded" | readonly string[]> => {
     const state = await lockState(tx);
     if (state.master_key_id === id) return "active";
     if (state.is_rotating || state.next_master_key_id !== id) return "superseded";

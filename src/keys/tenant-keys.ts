@@ -84,31 +84,28 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
     return created;
   }
 
-  function numbered({ byNumber }: TenantKeys, number: number): Buffer {
-    const key = byNumber.get(number);
+  async function numbered(tenant: string, number: number): Promise<Buffer> {
+    const key = known.get(tenant)?.byNumber.get(number) ?? (await stored(tenant))?.byNumber.get(number);
     if (key === undefined) throw new Error(`the tenant has no key ${number}`);
     return key;
   }
 
-  async function keyOf(tenant: string, number: number): Promise<Buffer> {
-    const remembered = known.get(tenant)?.byNumber.get(number);
-    if (remembered !== undefined) return remembered;
-    const keys = await stored(tenant);
-    if (keys === null) throw new Error("the tenant has no key");
-    return numbered(keys, number);
-  }
+  const newest = async (tenant: string) => (await keysOf(tenant)).newest;
 
   return {
     async seal(tenant: string, identity: string, plaintext: Uint8Array) {
-      const keys = await keysOf(tenant);
-      return { sealed: seal(numbered(keys, keys.newest), plaintext, identity), key_number: keys.newest };
+      const key_number = await newest(tenant);
+      return { sealed: seal(await numbered(tenant, key_number), plaintext, identity), key_number };
     },
     async open(tenant: string, identity: string, { sealed, key_number }: SealedSecret): Promise<Buffer> {
-      return open(await keyOf(tenant, key_number), sealed, identity);
+      return open(await numbered(tenant, key_number), sealed, identity);
     },
-    first: async (tenant: string) => numbered(await keysOf(tenant), FIRST),
-    newest: async (tenant: string) => (await keysOf(tenant)).newest,
-    numbered: keyOf,
+    first: async (tenant: string) => {
+      await keysOf(tenant);
+      return numbered(tenant, FIRST);
+    },
+    newest,
+    numbered,
     /** Clears the cache, so that the next use of a tenant's keys reads them from the database. */
     forget() {
       known = boundedCache(MAX.tenantKeys);

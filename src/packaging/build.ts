@@ -110,7 +110,11 @@ export function bundledPackages(metafile: Bun.BuildMetafile): BundledPackage[] {
   const sources = Object.values(metafile.outputs).flatMap(({ inputs }) => Object.entries(inputs));
   const present = sources.filter(([, { bytesInOutput }]) => bytesInOutput > 0);
   const folders = new Set(present.flatMap(([path]) => FOLDER.exec(path)?.[0] ?? []));
-  const integrities = lockedIntegrities();
+  const lock = Bun.JSONC.parse(readFileSync(join(ROOT, "bun.lock"), "utf8")) as {
+    packages: Record<string, readonly unknown[]>;
+  };
+  const locked = Object.values(lock.packages);
+  const integrities = new Map(locked.map((entry) => [String(entry[0]), String(entry.at(-1))]));
   return [...folders].sort().map((folder) => {
     const manifest = JSON.parse(readFileSync(join(ROOT, folder, "package.json"), "utf8")) as Manifest;
     const integrity = integrities.get(`${manifest.name}@${manifest.version}`);
@@ -128,13 +132,6 @@ function resolve(name: string, from: string, folders: ReadonlySet<string>): stri
   }
   const top = `node_modules/${name}`;
   return folders.has(top) ? top : null;
-}
-
-function lockedIntegrities(): Map<string, string> {
-  const lock = Bun.JSONC.parse(readFileSync(join(ROOT, "bun.lock"), "utf8")) as {
-    packages: Record<string, readonly unknown[]>;
-  };
-  return new Map(Object.values(lock.packages).map((entry) => [String(entry[0]), String(entry.at(-1))]));
 }
 
 const LICENCE = /^(licen[cs]e|copying|notice)|\.license\.txt$/i;

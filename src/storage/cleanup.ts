@@ -4,9 +4,7 @@
 // 70 % of the rows had been replaced, the table of calls had 1.45 times its size, that of bodies 1.1. So no partitions.
 import { and, asc, eq, gt, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
 import type { SQLiteColumn, SQLiteTable } from "drizzle-orm/sqlite-core";
-import type { Log } from "../core/log.ts";
-import type { Clock } from "../core/time.ts";
-import type { Reader, Store, Tx } from "./store.ts";
+import type { Reader, Store, StoreTools, Tx } from "./store.ts";
 
 /** Rows that one write removes: about 2 ms on SQLite, and as long again for the bodies of calls. */
 const ROWS_AT_ONCE = 200;
@@ -106,9 +104,7 @@ export async function removeRanges(
   }
 }
 
-interface ClockStepGuardOptions {
-  readonly clock: Clock;
-  readonly log: Log;
+interface ClockStepGuardOptions extends Pick<StoreTools, "clock" | "log"> {
   readonly everyMs: number;
   /** A monotonic clock, in milliseconds. */
   readonly monotonic?: () => number;

@@ -11,8 +11,8 @@ import sqlite0002 from "../../db/sqlite/0002_settlement_confirmation.sql" with {
 import sqlite0003 from "../../db/sqlite/0003_error_detail.sql" with { type: "text" };
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import type { Clock } from "../core/time.ts";
 import { sqlState } from "./failures.ts";
+import type { StoreTools } from "./store.ts";
 
 export interface SchemaVersion {
   readonly sqlite: string;
@@ -81,11 +81,12 @@ export function schemaOf(rows: readonly Schema[]): Schema {
   };
 }
 
-/** How a schema relates to a program: an older one is migrated, `newer` may be used, `too new` may not. */
-type SchemaFit = "none" | "older" | "same" | "newer" | "too new";
-
-/** @param newest the newest version that the program knows */
-export function fitOf({ version, floor }: Schema, newest = newestVersion()): SchemaFit {
+/**
+ * How a schema relates to a program: an older one is migrated, `newer` may be used, `too new` may not.
+ *
+ * @param newest the newest version that the program knows
+ */
+export function fitOf({ version, floor }: Schema, newest = newestVersion()) {
   if (version === 0) return "none";
   if (version <= newest) return version === newest ? "same" : "older";
   return floor <= newest ? "newer" : "too new";
@@ -114,10 +115,7 @@ const VERSIONS_TABLE = `create table if not exists schema_versions (
   floor integer not null
 )`;
 
-interface MigrationTools {
-  readonly clock: Clock;
-  readonly log: Log;
-}
+type MigrationTools = Pick<StoreTools, "clock" | "log">;
 
 /** Logs a newer schema on which this program may run. @throws StartupProblem when it may not run on the schema */
 function pending(rows: readonly Schema[], log: Log) {

@@ -1,16 +1,12 @@
 // Opens the store: on Postgres when DATABASE_URL is set, otherwise on SQLite in the data directory.
 import { join } from "node:path";
-import type { Log } from "../core/log.ts";
-import type { Clock } from "../core/time.ts";
 import { openPostgres } from "./postgres/store.ts";
 import { openSqlite } from "./sqlite/store.ts";
-import type { Store } from "./store.ts";
+import type { Store, StoreTools } from "./store.ts";
 
-interface StoreOptions {
+interface StoreOptions extends Pick<StoreTools, "log" | "clock"> {
   readonly databaseUrl: string | null;
   readonly dataDir: string;
-  readonly log: Log;
-  readonly clock: Clock;
 }
 
 /**

@@ -5,9 +5,8 @@
 // The mark is SQLite's user_version, in the header of the file, so that a copy of any schema can carry it.
 import { Database } from "bun:sqlite";
 import { eq, gt, sql } from "drizzle-orm";
-import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import type { Reader, Store, Tx } from "./store.ts";
+import type { Store, StoreTools, Tx } from "./store.ts";
 
 const RESTORATION_ROW = 1;
 const MINUTE_MS = 60_000;
@@ -73,19 +72,17 @@ async function requireNoService({ isShared }: Store, { db, tables, now }: Tx): P
   throw new StartupProblem("the gateways and facilitators of this database must be stopped, for 15 seconds at least");
 }
 
-interface Start {
-  readonly store: Store;
+interface Start extends Pick<StoreTools, "store" | "log"> {
   /** The database's file; null for a database server. */
   readonly file: string | null;
   readonly settle: () => Promise<void>;
-  readonly log: Log;
 }
 
 /**
  * A service calls this before it does anything else: it completes the restore of a marked copy.
  *
- * @returns as `restoredAt`
- * @throws StartupProblem as `restoredAt`
+ * @returns when the database was restored, in milliseconds by its own clock; null when it never was
+ * @throws StartupProblem when `tollgate restore` was cut short
  */
 export async function startRestored({ store, file, settle, log }: Start): Promise<number | null> {
   const copied = file === null ? null : copiedAt(file);
@@ -94,16 +91,8 @@ export async function startRestored({ store, file, settle, log }: Start): Promis
     unmarkCopy(file);
     log.warn("database_restored", { copied_at: copied.toISOString(), hint: "see Restore in tollgate help backups" });
   }
-  return restoredAt(store.read);
-}
-
-/**
- * When the database was restored, in milliseconds by its own clock; null when it never was.
- *
- * @throws StartupProblem when `tollgate restore` was cut short
- */
-async function restoredAt({ db, tables: { restoration: t } }: Reader): Promise<number | null> {
-  const [row] = await db.select().from(t);
+  const { db, tables } = store.read;
+  const [row] = await db.select().from(tables.restoration);
   if (row?.is_done === false) throw new StartupProblem("tollgate restore must be run again: it was cut short");
   return row?.restored_at ?? null;
 }

@@ -35,7 +35,7 @@ import {
 } from "@opentelemetry/semantic-conventions";
 import type { Log } from "../core/log.ts";
 import { VERSION } from "../core/startup.ts";
-import type { NewSpan, SamplerName, Span, SpanFields, Tracer, TracingOptions } from "../core/tracing.ts";
+import type { NewSpan, Span, SpanFields, Tracer, TracingOptions } from "../core/tracing.ts";
 import { createOutbound } from "../http/client/outbound.ts";
 import { createReservedShare } from "../kernel/share.ts";
 import { endsWithin } from "../kernel/wait.ts";
@@ -166,12 +166,9 @@ export function createSampler(
   };
 }
 
-function samplerOf(name: SamplerName, ratio: number): Sampler {
-  const root = rootOf(name.replace(/^parentbased_/, ""), ratio);
-  return name.startsWith("parentbased_") ? new ParentBasedSampler({ root }) : root;
-}
-
-function rootOf(name: string, ratio: number): Sampler {
+function samplerOf(name: string, ratio: number): Sampler {
+  const [, root] = /^parentbased_(.*)$/.exec(name) ?? [];
+  if (root !== undefined) return new ParentBasedSampler({ root: samplerOf(root, ratio) });
   if (name === "always_off") return new AlwaysOffSampler();
   return name === "traceidratio" ? new TraceIdRatioBasedSampler(ratio) : new AlwaysOnSampler();
 }

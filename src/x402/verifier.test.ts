@@ -8,8 +8,7 @@ import { BASE } from "../../test/support/network.ts";
 import { silentLog } from "../core/log.ts";
 import { startCompute, type ToComputeThread } from "../kernel/compute.ts";
 import { canonicalSignature } from "./eip3009.ts";
-import { createVerifier } from "./verifier.ts";
-import { checkSignature, type SignedAuthorization, type SignedBy } from "./verify.ts";
+import { checkSignature, createVerifier, type SignedAuthorization, type SignedBy } from "./verify.ts";
 
 const WORKER = new URL("../compute/worker.ts", import.meta.url).href;
 

@@ -30,7 +30,6 @@ export interface Scenario {
   readonly chain: DemoChain;
 }
 
-/** @returns the agents' IDs */
 export async function registerAgents(tenant: GatewayAccess, upstreams: Agents, priced: object): Promise<Agents> {
   const notary = await create(tenant, "/v1/agents", {
     name: "notary",
@@ -62,7 +61,6 @@ export async function configureSettlement(
 }
 
 interface DemoRequest extends Omit<AccessRequest, "body" | "signal"> {
-  /** Sent as JSON. */
   readonly body?: object;
 }
 
@@ -137,7 +135,8 @@ export async function runPaidCall(scenario: Scenario): Promise<void> {
 
   terminal.chapter(7, "What the history keeps of it");
   terminal.line(`GET /v1/invocations/${id}`);
-  const record = await call<InvocationRecord>(tenant, { method: "GET", path: `/v1/invocations/${id}` }, SUCCESS.ok);
+  const get = { method: "GET", path: `/v1/invocations/${id}` } as const;
+  const record = await call<{ readonly settlement: { readonly status: string } }>(tenant, get, SUCCESS.ok);
   const { settlement } = record.body;
   terminal.json({ settlement });
   if (settlement.status !== "settled") throw new DemoProblem("the record is not settled");
@@ -195,10 +194,6 @@ interface PolledCall {
   readonly upstream_status: number | null;
   readonly latency_ms: number | null;
   readonly response_body_b64: string;
-}
-
-interface InvocationRecord {
-  readonly settlement: { readonly status: string };
 }
 
 function pay({ tenant }: Scenario, path: string, body: object, { header }: SignedPayment) {

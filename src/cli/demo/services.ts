@@ -24,8 +24,6 @@ const HOST = "127.0.0.1";
 /** The name of the facilitator's account, and in the certificate of its client. */
 const CLIENT = "gateway";
 
-type Certificates = Awaited<ReturnType<typeof makeCertificates>>;
-
 export async function makeCertificates(dir: string) {
   await runPki({ dir, wanted: { kind: "ca" } });
   await runPki({ dir, wanted: { kind: "server", hosts: [HOST, "localhost"] } });
@@ -45,7 +43,7 @@ export async function makeCertificates(dir: string) {
 /** @param signerKey the private key of the wallet that pays for gas */
 export async function startDemoFacilitator(
   dir: string,
-  { ofFacilitator, client }: Certificates,
+  { ofFacilitator, client }: Awaited<ReturnType<typeof makeCertificates>>,
   rpcUrl: string,
   signerKey: Hex,
   log: Log,

@@ -4,16 +4,15 @@ import { inSpan, type Span, type Tracer } from "../../core/tracing.ts";
 import type { PaymentKey } from "../../x402/types.ts";
 import { paymentName } from "./payments.ts";
 
-/** Steps of a settlement; each has its own span. */
-type Step = "sign and store" | "wait for inclusion";
-
 export type PaymentSpans = ReturnType<typeof createPaymentSpans>;
 
 /** @param tracer null where traces are off */
 export function createPaymentSpans(tracer: Tracer | null) {
   const spans = new Map<string, Span>();
   return {
-    step: <T>(name: Step, work: () => Promise<T>): Promise<T> => inSpan(tracer, { kind: "internal", name }, work),
+    /** Runs a step of a settlement in its own span. */
+    step: <T>(name: "sign and store" | "wait for inclusion", work: () => Promise<T>): Promise<T> =>
+      inSpan(tracer, { kind: "internal", name }, work),
     /** Runs a request's work for a payment, and keeps its span for `within` meanwhile. */
     async during<T>(key: PaymentKey, work: () => Promise<T>): Promise<T> {
       const span = tracer?.current() ?? null;

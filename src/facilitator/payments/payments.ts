@@ -11,9 +11,10 @@ import type { Balance } from "../../chain/chain.ts";
 import type { Receipt } from "../../chain/json-rpc.ts";
 import { COLLECTION_EVENTS, type CollectionStatus } from "../../core/states.ts";
 import { bindAll, prepared, preparedRow, type Reader, type Tx } from "../../storage/store.ts";
-import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
+import type { Hex, Payment, PaymentKey } from "../../x402/types.ts";
 import {
   change,
+  type DayOfAccount,
   exceedsCeiling,
   exceedsGas,
   exceedsGasAtOnce,
@@ -29,26 +30,20 @@ import {
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
 
 /** A payment that this facilitator has committed itself to collect. */
-export interface ClaimedPayment {
+export interface ClaimedPayment extends Pick<Payment, "authorization" | "signature"> {
   readonly key: PaymentKey;
   /** The id of the attempt that made the claim, unique among all attempts. */
   readonly claim: string;
-  readonly authorization: Authorization;
-  readonly signature: Hex;
 }
 
-/** What a claim stores, and the limits and the balance that it is checked against. */
-export interface PaymentClaim extends ClaimedPayment {
-  readonly account: string;
+/** What a claim stores, and the limits and the balance that it is checked against. The day is by the chain's time. */
+export interface PaymentClaim extends ClaimedPayment, DayOfAccount {
   /** The requirements as canonical JSON. */
   readonly requirements: string;
   readonly limits: Pick<Limits, "dailyCeiling" | "dailyGasWei" | "dailyGasAllWei">;
-  /** The UTC day by the chain's time. */
-  readonly day: string;
   readonly balance: Measured;
   /** Wei that a revert may cost, where the payer's code can cause one; 0 otherwise. */
   readonly gasAtRisk: bigint;
-  /** Whether the payer has code. */
   readonly hasCode: boolean;
   /** Wei that the payment may cost whatever its outcome; 0 where that has no limit. */
   readonly gasHeld: bigint;
@@ -156,9 +151,9 @@ const insertClaim = prepared(({ db, tables: { facilitatorPayments: t } }: Tx) =>
 
 /** Claims the payment, with its share of the account's day and of the payer's balance; or stores nothing. */
 export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Promise<Claimed> {
-  const { key, account, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
+  const { key, account, day, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
   const { value } = authorization;
-  const of = { account, day: claim.day };
+  const of = { account, day };
   await lockDays(tx, account);
   // Only a claim takes this lock, and after the account's, so there is no deadlock.
   await tx.lock(`payer:${key.payer}`);
@@ -186,7 +181,7 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
     valid_before: String(authorization.validBefore),
     signature: claim.signature,
     requirements: claim.requirements,
-    day: of.day,
+    day,
     gas_reserved: String(more),
     gas_held: String(gasHeld),
     reverted_on: null,
@@ -246,19 +241,18 @@ async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint
   await tx.db.update(t).set(set).where(hasKey(t, key));
 }
 
-/** The state that the payment failed in: `claimed`, with the claim; or `sent`, with the UTC day by the chain's time. */
-type FailedAs = { readonly was: "sent"; readonly day: string } | { readonly was: "claimed"; readonly claim: string };
-
 /**
  * Records that this facilitator can't collect the payment any more. The payment's share of the ceiling is given back, unless
  * a transaction reverted: then the share stays taken, and the gas burned counts on the day on which the revert was found.
  * False when the payment has left the state in which it failed: another process may have sent what was only claimed.
+ *
+ * @param as the state that it failed in: `claimed`, with the claim; or `sent`, with the UTC day by the chain's time
  */
 export async function recordFailed(
   tx: Tx,
   key: PaymentKey,
   failure: PaymentFailure,
-  { now, ...as }: FailedAs & { readonly now: number },
+  { now, ...as }: { readonly now: number } & ({ was: "sent"; day: string } | { was: "claimed"; claim: string }),
 ): Promise<boolean> {
   const account = await lockAccountOf(tx, key);
   if (account === null) return false;
@@ -323,7 +317,6 @@ export async function recordReorganised(tx: Tx, key: PaymentKey, now: number): P
   return (await changePayment(tx, key, from, set)) !== null;
 }
 
-/** Counts another request for a payment that has a record. */
 export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
   const set = { attempts: sql`${t.attempts} + 1` };
@@ -421,7 +414,7 @@ export function claimedWithoutTransaction(reader: Reader, limit: number): Promis
 }
 
 /** The number of open payments of each account that has any, in one scan of their index. */
-export async function openByAccount(reader: Reader): Promise<ReadonlyMap<string, number>> {
+export async function openByAccount(reader: Reader): Promise<Map<string, number>> {
   const { facilitatorPayments: t } = reader.tables;
   const counting = reader.db.select({ account: t.account, open: count() }).from(t).where(isOpen(t));
   const rows = await counting.groupBy(t.account);

@@ -19,8 +19,14 @@ export async function cleanUpFacilitator(store: Store, clock: Clock, log: Log): 
   const now = clock.now();
   const old = now - RECORD_DAYS * DAY_MS;
   const oldDays = utcDay(now - CEILING_DAYS * DAY_MS);
-  const refusals = await removeInGroups(store, (tx, limit) => removeRefusals(tx, old, limit));
-  const days = await removeInGroups(store, (tx, limit) => removeDays(tx, oldDays, limit));
+  const { facilitatorRefusals: refusal, facilitatorDays: day } = store.read.tables;
+  const refusals = await removeInGroups(store, (tx, limit) =>
+    deleteSome(tx, refusal, [refusal.account, refusal.payer, refusal.nonce], lt(refusal.updated_at, old), limit),
+  );
+  // An open payment from a removed day has no row left to give its share back to, which does no harm.
+  const days = await removeInGroups(store, (tx, limit) =>
+    deleteSome(tx, day, [day.account, day.day], lt(day.day, oldDays), limit),
+  );
   const oldTransactions = now - TRANSACTION_DAYS * DAY_MS;
   const transactions = await removeInGroups(store, (tx, limit) => removeTransactions(tx, oldTransactions, limit));
   const payments = await removeInGroups(store, (tx, limit) => removePayments(tx, old, limit));
@@ -44,15 +50,4 @@ function removePayments(tx: Tx, before: number, limit: number): Promise<number> 
   const isOver = sql`(length(${t.valid_before}) < ${seconds.length} or (length(${t.valid_before}) = ${seconds.length} and ${t.valid_before} < ${seconds}))`;
   const isOld = and(lt(t.ended_at, before), isOver);
   return deleteSome(tx, t, [t.chain_id, t.token, t.payer, t.nonce], isOld, limit);
-}
-
-function removeRefusals(tx: Tx, before: number, limit: number): Promise<number> {
-  const { facilitatorRefusals: t } = tx.tables;
-  return deleteSome(tx, t, [t.account, t.payer, t.nonce], lt(t.updated_at, before), limit);
-}
-
-/** An open payment from a removed day has no row left to give its share back to, which does no harm. */
-function removeDays(tx: Tx, before: string, limit: number): Promise<number> {
-  const { facilitatorDays: t } = tx.tables;
-  return deleteSome(tx, t, [t.account, t.day], lt(t.day, before), limit);
 }

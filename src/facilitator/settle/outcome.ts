@@ -157,23 +157,19 @@ export function createRefusalLog({ store, clock, log }: StoreTools) {
 /** A payment must stay valid for at least this long, or it would miss the next block and waste the gas. */
 const SPARE_SECONDS = 3;
 
-export interface SettlementRequest {
+export interface SettlementRequest extends SettleRequest {
   readonly network: Network;
   readonly account: string;
   readonly limits: Limits;
   readonly key: PaymentKey;
-  readonly payment: Payment;
-  readonly requirements: Requirements;
   /** Who signed. A signature that is not the payer's own may be a contract wallet's, which only the chain can judge. */
   readonly signedBy: SignedBy;
   readonly named: Named;
 }
 
 /** How a payment is named in the log: never with its signature. */
-export interface Named {
+export interface Named extends Pick<PaymentKey, "payer" | "nonce"> {
   readonly account: string;
-  readonly payer: Hex;
-  readonly nonce: Hex;
 }
 
 export function settlementRequest(

@@ -45,7 +45,11 @@ export function createResume(options: ResumeOptions) {
   const { store, clock, log, wallet, inFlight } = options;
   /** Payment names. */
   const beingResumed = new Set<string>();
-  const rounds = createRounds(log, resumeAll);
+  // Resumes the claims of this process's wallets, and any that were left behind; other processes see to the rest.
+  const rounds = createRounds(log, async () => {
+    const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet) || isLeftBehind(row));
+    return resumeThose(own, () => null);
+  });
 
   const isLeftBehind = ({ created_at }: FacilitatorPayment) => Math.abs(clock.now() - created_at) >= LEFT_BEHIND_MS;
 
@@ -63,12 +67,6 @@ export function createResume(options: ResumeOptions) {
       log.debug("claims_not_searched", { error });
       return [];
     });
-
-  /** Resumes the claims of this process's wallets, and any that were left behind; other processes see to the rest. */
-  async function resumeAll() {
-    const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet) || isLeftBehind(row));
-    return resumeThose(own, () => null);
-  }
 
   /** @param gasOf the gas simulated a moment ago; null when the payment must be simulated again */
   async function resumeThose(rows: readonly FacilitatorPayment[], gasOf: (row: FacilitatorPayment) => Gas | null) {

@@ -13,8 +13,7 @@ import type { Store, StoreTools } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import type { Verifier } from "../../x402/verifier.ts";
-import { checkRequirements } from "../../x402/verify.ts";
+import { checkRequirements, type Verifier } from "../../x402/verify.ts";
 import {
   checkGuardrails,
   type DayOfAccount,
@@ -322,7 +321,7 @@ function createCollect(options: CollectOptions) {
   };
 }
 
-/** Withdraws the claim. False when the claim is gone. */
+/** False when the claim is gone. */
 async function withdraw({ store, log, onOrphanedClaim }: CollectOptions, named: Named, claimed: ClaimedPayment) {
   try {
     return await store.write((tx) => withdrawClaim(tx, claimed));
@@ -416,15 +415,12 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
   let counting: Promise<void> = Promise.resolve();
   let at = Number.NEGATIVE_INFINITY;
 
-  async function recount(): Promise<void> {
-    const open = new Map(await openByAccount(read));
-    counted = { open, taken: [...open.values()].reduce((sum, count) => sum + count, 0) };
-  }
-
   return async (account: string): Promise<boolean> => {
     if (performance.now() - at > 250) {
       at = performance.now();
-      counting = recount();
+      counting = openByAccount(read).then((open) => {
+        counted = { open, taken: [...open.values()].reduce((sum, count) => sum + count, 0) };
+      });
     }
     await counting;
     const { open } = counted;

@@ -46,7 +46,8 @@ export function createWalletLeases(options: WalletLeasesOptions) {
   const id = newId("fac", clock.now());
   /** On SQLite this process is the only one. */
   const isOnly = !store.isShared;
-  const membership = createMembership({ store, log, id, kind: "facilitator", read: readWallets });
+  const read = async ({ db, tables }: Tx) => db.select().from(tables.facilitatorWallets);
+  const membership = createMembership({ store, log, id, kind: "facilitator", read });
   const holders = createHolders(id, options);
   let others = 0;
   let isSharing = false;
@@ -192,8 +193,6 @@ function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions)
 export type WalletRow = Tables["facilitatorWallets"]["$inferSelect"];
 
 type WalletRenewal = Renewal<WalletRow[]>;
-
-const readWallets = async ({ db, tables }: Tx): Promise<WalletRow[]> => db.select().from(tables.facilitatorWallets);
 
 /**
  * Gives the wallet to this holder, or to nobody (""). The write waits for transactions that fence the wallet, so the new holder

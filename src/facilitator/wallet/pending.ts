@@ -60,8 +60,6 @@ export interface PendingPayment extends ClaimedPayment {
   readonly sinceBlock: number;
 }
 
-export type KnownPayment = ClaimedPayment & Pick<PendingPayment, "status">;
-
 /** How far ahead of the chain's count a nonce may be. A node's wrong count can lead to one further ahead; nothing waits for it. */
 export const REACH = 4096;
 
@@ -177,7 +175,7 @@ export function createPendingNonces() {
     advance: (wallet: Hex, count: number): void => void counts.set(wallet, count),
     isInReach,
     /** Adds a stored transaction with the payments that it makes, due for broadcast at once. */
-    add(row: TransactionRow, known: readonly KnownPayment[]): PendingNonce {
+    add(row: TransactionRow, known: readonly (ClaimedPayment & Pick<PendingPayment, "status">)[]): PendingNonce {
       const name = nonceKey(row.wallet, row.wallet_nonce);
       hashes.add(row.hash);
       const before = pendingNonces.get(name);

@@ -41,7 +41,7 @@ const LOOKS_IN_VAIN = 3;
 export type Resolver = ReturnType<typeof createPaymentResolver>;
 
 interface ResolverOptions extends WalletParts {
-  readonly recorder: OutcomeRecorder;
+  readonly recorder: ReturnType<typeof createOutcomeRecorder>;
   /** The wallets of all facilitators of this database, in lower case. */
   readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
   readonly simulate: Wallet["simulate"];
@@ -220,7 +220,8 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
       // A payment that has used up four wallet nonces is not sent again; it waits until it expires.
       return payment.pendingNonces.size < 4 && sendAgain(payment, simulation.gas);
     // A recorded failure is final, so each node is asked whether it knows of a use.
-    if (await isUsedByAny(chain, payment)) return false;
+    const views = await chain.views(payment.authorization);
+    if ((await Promise.all(views.map(({ isUsed }) => isUsed))).includes(true)) return false;
     const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
     await recorder.fail(payment, failure, await charged(chain, payment, head, ends), head);
     return true;
@@ -236,11 +237,6 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     const isUsed = await chain.isUsed(payment.authorization, head);
     return isUsed ? resolveUsed(payment, head, ends) : resolveUnused(payment, head, ends);
   };
-}
-
-async function isUsedByAny(chain: Chain, { authorization }: PendingPayment): Promise<boolean> {
-  const views = await chain.views(authorization);
-  return (await Promise.all(views.map(({ isUsed }) => isUsed))).includes(true);
 }
 
 async function receiptOf(chain: Chain, pendingNonce: PendingNonce): Promise<Receipt | null> {
@@ -330,8 +326,6 @@ const isCertainlyUnpaid = ({ how, isUnshown }: End): boolean =>
 export class NotKnownYet extends Error {
   override readonly name = "NotKnownYet";
 }
-
-export type OutcomeRecorder = ReturnType<typeof createOutcomeRecorder>;
 
 interface RecorderOptions extends Pick<WalletParts, "store" | "clock" | "log" | "reload"> {
   readonly meters: Pick<Meters, "settlement">;

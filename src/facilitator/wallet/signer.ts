@@ -16,28 +16,22 @@ export interface Unsigned {
   readonly fees: Fees;
 }
 
-export interface SignedTransaction {
-  readonly raw: Hex;
-  readonly hash: Hex;
-}
-
 export interface Signer {
   /** In lower case. */
   readonly address: Hex;
   /** How many transactions it can sign concurrently. */
   readonly parallel: number;
   /** @throws Error when it can't sign now; no error message contains a secret */
-  sign(transaction: Unsigned): Promise<SignedTransaction>;
+  sign(transaction: Unsigned): Promise<{ readonly raw: Hex; readonly hash: Hex }>;
 }
 
 /** Wraps the signers to tell whether one of them failed in the last 30 seconds and has not signed since. */
 export function watchSigners(unwatched: readonly Signer[]): { signers: Signer[]; isFailing: () => boolean } {
   const failedAt = new Map<Hex, number>();
   const signers = unwatched.map((signer): Signer => {
-    const { address, parallel } = signer;
+    const { address } = signer;
     return {
-      address,
-      parallel,
+      ...signer,
       async sign(transaction) {
         try {
           const signed = await signer.sign(transaction);

@@ -15,10 +15,7 @@ import type { Signer } from "./signer.ts";
 
 type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
 
-/** A payment within a transaction. */
-export interface PaymentPart {
-  readonly payer: Hex;
-  readonly nonce: Hex;
+export interface PaymentPart extends Pick<PaymentKey, "payer" | "nonce"> {
   /** The payment's part of the transaction's gas limit. */
   readonly gas: bigint;
 }
@@ -137,7 +134,6 @@ export function openTransactions(reader: Reader): Promise<OpenTransaction[]> {
   return reader.db.select({ hash, wallet, payer, nonce }).from(t).where(eq(t.open, true)).execute();
 }
 
-/** The wallets that have open transactions. */
 export async function openWallets(reader: Reader): Promise<Hex[]> {
   const { facilitatorTransactions: t } = reader.tables;
   const rows = await reader.db.selectDistinct({ wallet: t.wallet }).from(t).where(eq(t.open, true));

@@ -349,7 +349,8 @@ function createReplacer(parts: WalletParts) {
     const content = openContent(pendingNonce, head);
     // A payment that the replacement leaves out must not land, so the replacement has to outbid its predecessor.
     const isFreeing = content.payments.length < before.payments.length;
-    const fees = (isFreeing ? freeingFees : raiseFees)(feesOf(before), head.baseFee, tip, maxFee);
+    const paid = { maxFee: BigInt(before.max_fee), maxPriorityFee: BigInt(before.max_priority_fee) };
+    const fees = (isFreeing ? freeingFees : raiseFees)(paid, head.baseFee, tip, maxFee);
     return fees === null ? null : { pendingNonce, content, fees };
   }
 
@@ -431,10 +432,6 @@ interface Replacement {
   readonly pendingNonce: PendingNonce;
   readonly content: TransactionContent;
   readonly fees: Fees;
-}
-
-function feesOf(row: TransactionRow): Fees {
-  return { maxFee: BigInt(row.max_fee), maxPriorityFee: BigInt(row.max_priority_fee) };
 }
 
 /**

@@ -265,7 +265,6 @@ export interface BodyRead {
   readonly size: number;
   /** The first `captureBytes` of the body. */
   readonly captured: Uint8Array;
-  readonly truncated: boolean;
   /** Whether the body is larger than `maxBytes`, so that the connection was closed. */
   readonly tooLarge: boolean;
 }
@@ -398,7 +397,7 @@ export function bodyAtOnce({ whole, headers }: Answer, limits: BodyLimits): Body
   const truncated = whole.length > captureBytes;
   const captured = truncated ? whole.slice(0, captureBytes) : whole;
   if (truncated) beyond?.(whole.subarray(captureBytes), () => captured);
-  return { size: whole.length, captured, truncated, tooLarge: false };
+  return { size: whole.length, captured, tooLarge: false };
 }
 
 /** The part of a chunk that is captured, once there is memory for it. `size` bytes came before the chunk. */
@@ -433,5 +432,5 @@ export async function readBody(response: Answer, limits: BodyLimits): Promise<Bo
     if (!(error instanceof BodyTooLarge)) throw error;
     tooLarge = true;
   }
-  return { size, captured: joined(kept), truncated: tooLarge || size > captureBytes, tooLarge };
+  return { size, captured: joined(kept), tooLarge };
 }

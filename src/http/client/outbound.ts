@@ -284,11 +284,6 @@ export interface ResolveOptions {
  */
 const systemLookup: Lookup = (name) => Bun.dns.lookup(name.replace(/\.local$/, ".LOCAL"), { backend: "c-ares" });
 
-/** A short word for the log, since the message of a resolver error may say too much. */
-function failureName(error: unknown): string {
-  return errorCode(error)?.replace(/^DNS_/, "") ?? (error instanceof Error ? error.message : "failed");
-}
-
 export function createResolver(options: ResolveOptions) {
   const { rules, lookup = systemLookup } = options;
   const { lookupTimeoutMs = 5000, cacheMs = 5000 } = options;
@@ -322,7 +317,9 @@ export function createResolver(options: ResolveOptions) {
     const answers = await looking.catch((error) => {
       known.delete(hostname);
       const reason = error instanceof Fault ? null : "name_not_found";
-      throw new OutboundError("unreached", `${hostname}: DNS: ${failureName(error)}`, reason);
+      // A short word for the log, since the message of a resolver error may say too much.
+      const name = errorCode(error)?.replace(/^DNS_/, "") ?? (error instanceof Error ? error.message : "failed");
+      throw new OutboundError("unreached", `${hostname}: DNS: ${name}`, reason);
     });
     return judged(tenant, hostname, [...new Set(answers.map((answer) => answer.address))]);
   }

@@ -5,7 +5,7 @@ import type { SQL } from "bun";
 import type { Log } from "../../core/log.ts";
 import { every } from "../../kernel/loop.ts";
 import { within } from "../failures.ts";
-import type { Store } from "../store.ts";
+import type { StoreTools } from "../store.ts";
 import { postgresClient } from "./pool.ts";
 
 const CHANNEL = "tollgate";
@@ -35,10 +35,8 @@ interface AnnouncementsOptions extends Subscriber {
   readonly answerMsMax?: number;
 }
 
-interface Publisher {
+interface Publisher extends Pick<StoreTools, "store" | "log"> {
   readonly options: { readonly listenUrl: string | null };
-  readonly store: Store;
-  readonly log: Log;
 }
 
 /** Publishes every call that ends in this process from now on; null when no listen URL is configured. */

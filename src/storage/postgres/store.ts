@@ -160,19 +160,15 @@ async function inRead<T>(connection: DatabaseConnection, begin: string, task: ()
 const ASK_EVERY_MS = 2_000;
 const CALM_FACTOR = 4;
 
-interface DatabaseClockOptions {
-  /** The server's time in milliseconds since the epoch. */
-  ask(): Promise<number>;
-  readonly everyMs?: number;
-}
-
 /**
  * The clock of a database that several processes share: the server's time, extrapolated between two queries by the monotonic
  * clock of this process. So a step of this machine's clock changes nothing, and processes agree on what is due.
  *
+ * @param options `ask`: the server's time in milliseconds since the epoch
  * @throws the error of the first query; later queries may fail, and the clock goes on
  */
-export async function openDatabaseClock({ ask, everyMs = ASK_EVERY_MS }: DatabaseClockOptions) {
+export async function openDatabaseClock(options: { ask(): Promise<number>; readonly everyMs?: number }) {
+  const { ask, everyMs = ASK_EVERY_MS } = options;
   let offset: number | null = null;
 
   /** Asks for the time. @returns whether the clock had to be corrected */

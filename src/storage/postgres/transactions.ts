@@ -54,7 +54,7 @@ async function transaction<T>(
           const [output] = await runCommands(connection, command, [input], effects);
           return output as never;
         },
-        lock: (key) => connection.run(...lockStatement(key)),
+        lock: (key) => connection.run(TAKE, [rowOf(key)]),
       },
       connection,
     );
@@ -179,7 +179,11 @@ export async function retrySerializationOn<T>(
  */
 const ROWS_OF_A_KIND = 65_536;
 
-/** The row is changed, not only locked: transactions that waited for a mere lock would go on with an old snapshot. */
+/**
+ * Takes the lock of a key until the transaction ends (`Tx.lock`). An advisory lock, or a mere lock of the row, would let a
+ * transaction at repeatable read or serializable go on with the snapshot from before its wait. A changed row makes it fail, and
+ * it is retried with a new snapshot.
+ */
 const TAKE = `insert into locks as l (key, taken) values ($1, 1)
   on conflict (key) do update set taken = l.taken + 1`;
 
@@ -188,9 +192,3 @@ function rowOf(key: string): string {
   const kind = key.slice(0, key.indexOf(":") + 1);
   return `${kind}${Bun.hash.crc32(key) % ROWS_OF_A_KIND}`;
 }
-
-/**
- * Takes the lock of a key until the transaction ends (`Tx.lock`). An advisory lock would let a transaction at repeatable read or
- * serializable go on with the snapshot from before its wait. A changed row makes it fail, and it is retried with a new snapshot.
- */
-const lockStatement = (key: string): [text: string, values: string[]] => [TAKE, [rowOf(key)]];

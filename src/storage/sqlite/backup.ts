@@ -5,8 +5,7 @@ import { existsSync, linkSync, rmSync, statfsSync, statSync } from "node:fs";
 import { dirname } from "node:path";
 import { StartupProblem } from "../../core/startup.ts";
 import { makePrivateFile, syncToDisk } from "../data-dir.ts";
-import type { WrappedKeys } from "../inspect.ts";
-import { fitOf, type Schema, schemaOf, tooNewText, versionsOnSqlite } from "../migrate.ts";
+import { fitOf, schemaOf, tooNewText, versionsOnSqlite } from "../migrate.ts";
 import { markCopy, withFile } from "../restoration.ts";
 import { wrappedKeys } from "./inspect.ts";
 
@@ -73,13 +72,11 @@ function requireRoom(directory: string, bytes: number): void {
   );
 }
 
-/** What is wrong with a copy, or what it holds. */
-type CheckedCopy =
-  | { readonly problem: string }
-  | { readonly problem: null; readonly bytes: number; readonly schema: Schema; readonly keys: WrappedKeys };
-
-/** Reads the whole file: every page, row and index, as SQLite's `integrity_check` does. */
-export function checkSqliteCopy(path: string): CheckedCopy {
+/**
+ * What is wrong with a copy, or what it holds. Reads the whole file: every page, row and index, as SQLite's `integrity_check`
+ * does.
+ */
+export function checkSqliteCopy(path: string) {
   if (!existsSync(path)) return { problem: "there is no such file" };
   let copy: Database | null = null;
   try {

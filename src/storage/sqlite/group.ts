@@ -421,11 +421,6 @@ const GROUP_BYTES_MAX = 1024 * 1024;
  */
 const LARGE_BYTES = 16 * 1024;
 
-/** Whether a write is on behalf of all tenants. Such writes have turns of their own, since a thousand tenants may be waiting. */
-const isForAll = ({ tenant }: WaitingWrite) => tenant === FOR_ALL;
-
-const isLarge = ({ bytes }: WaitingWrite) => bytes >= LARGE_BYTES;
-
 /** Interleaves two lists: one of each, then the rest of the longer one. */
 function alternating(some: readonly WaitingWrite[], others: readonly WaitingWrite[]): readonly WaitingWrite[] {
   if (some.length === 0) return others;
@@ -445,9 +440,10 @@ function createGroupQueue() {
   let isForAllFirst = true;
 
   const queues = [small, forAll, large];
-  const queueOf = (write: WaitingWrite) => {
-    if (isLarge(write)) return large;
-    return isForAll(write) ? forAll : small;
+  const queueOf = ({ tenant, bytes }: WaitingWrite) => {
+    if (bytes >= LARGE_BYTES) return large;
+    // Writes on behalf of all tenants have turns of their own, since a thousand tenants may be waiting.
+    return tenant === FOR_ALL ? forAll : small;
   };
 
   /**

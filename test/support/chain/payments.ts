@@ -14,8 +14,7 @@ import {
 } from "viem";
 import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from "viem/accounts";
 import { SCHEME } from "../../../src/x402/network.ts";
-import type { Verifier } from "../../../src/x402/verifier.ts";
-import { checkSignature } from "../../../src/x402/verify.ts";
+import { checkSignature, type Verifier } from "../../../src/x402/verify.ts";
 import { BASE } from "../network.ts";
 
 /** Judges at once, on the thread of the test. */
