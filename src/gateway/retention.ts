@@ -13,7 +13,7 @@ import { removeOldNotes } from "./invocations/lost-commits.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldCalls } from "./policy/observed-rate.ts";
-import { removeOldReceipts } from "./receipts/store.ts";
+import { removeOldReceipts } from "./receipts/service.ts";
 
 /** A commit that waits for a standby server can come as late as the standby's return. */
 const REFUSAL_NOTE_DAYS = 7;

@@ -8,7 +8,6 @@
 import { and, eq, gt, gte, lte, notExists, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
-import { createBatcher } from "../../kernel/batch.ts";
 import { every } from "../../kernel/loop.ts";
 import { inTurn } from "../../kernel/turns.ts";
 import { outlastRequest } from "../../kernel/wait.ts";
@@ -256,18 +255,29 @@ export async function startRemovingParts(store: Store, log: Log): Promise<() => 
   if (!store.isShared) {
     await store.write(({ db, tables: { orphanedParts: t } }) => db.update(t).set({ due_at: 0 }).where(gt(t.due_at, 0)));
   }
+  let removing: Promise<unknown> | null = null;
+  let isRequested = false;
   let isOver = false;
-  /** What is due once a removal has begun is left to the next one. */
-  const removals = createBatcher(async () => {
-    const removing = isOver ? null : removeOrphanedParts(store, () => isOver);
-    await removing?.catch((error) => log.warn("parts_not_removed", { error }));
-    return () => undefined;
-  });
-  const remove = () => removals.join("all", null);
+
+  /** Never rejects. */
+  async function remove(): Promise<void> {
+    do {
+      isRequested = false;
+      await removeOrphanedParts(store, () => isOver).catch((error) => log.warn("parts_not_removed", { error }));
+    } while (isRequested && !isOver);
+    removing = null;
+  }
+
+  function requestRemoval(): Promise<unknown> {
+    isRequested = true;
+    removing ??= remove();
+    return removing;
+  }
+
   store.onCallEnded(({ mode, req_size }) => {
-    if (leavesParts(mode, req_size)) void remove();
+    if (!isOver && leavesParts(mode, req_size)) void requestRemoval();
   });
-  const stop = every(10_000, remove);
+  const stop = every(10_000, requestRemoval);
   return () => {
     isOver = true;
     stop();

@@ -7,10 +7,9 @@
 import { CompactSign } from "jose";
 import type { Caller } from "../../core/call.ts";
 import { Fault, noSuch } from "../../core/fault.ts";
-import { isId, newId } from "../../core/id.ts";
+import { idFloor, isId, newId } from "../../core/id.ts";
 import { isEnded } from "../../core/states.ts";
-import type { Clock } from "../../core/time.ts";
-import { createBatcher } from "../../kernel/batch.ts";
+import { type Clock, DAY_MS } from "../../core/time.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
 import { within } from "../../storage/failures.ts";
@@ -28,6 +27,7 @@ import {
   type ReceiptRow,
   receiptPage,
   receiptsDueOf,
+  removeReceiptsBefore,
   tenantsDue,
 } from "./store.ts";
 
@@ -78,6 +78,12 @@ async function whyNone(store: Store, tenant: string, id: string): Promise<Fault>
 
 export type Receipts = ReturnType<typeof createReceipts>;
 
+/** Removes the receipts made more than `days` ago; 0 keeps all. Returns their number. */
+export async function removeOldReceipts(store: Store, clock: Clock, days: number): Promise<number> {
+  if (days === 0) return 0;
+  return removeReceiptsBefore(store, idFloor("rcpt", clock.now() - days * DAY_MS));
+}
+
 /** The pause between rounds: after the end of a call in this process, and otherwise (calls of other replicas, store failures). */
 const [ROUND_MS, ROUND_MS_MAX] = [250, 2_000];
 /** Receipts of one tenant in one write. */
@@ -96,16 +102,20 @@ function createReceiptEmitter(options: EmitterOptions) {
   const { store, log, replica } = options;
   // A replica that has not renewed its lease for nine seconds loses the work to another one.
   const lease = steadyJobLease(store, "receipts", 9_000, replica);
-  /** Makes one batch of a tenant at a time, since two would conflict; false when nothing was due. */
-  const batches = createBatcher(async (tenant: string) => {
-    const isMade = await emitSome(options, tenant);
-    return () => isMade;
-  });
-  const emitBatch = (tenant: string) => batches.join(tenant, tenant);
+  const batches = new Map<string, Promise<boolean>>();
   /** Rounds end at this time of the monotonic clock. */
   let until = Number.POSITIVE_INFINITY;
   let poller: Poll | undefined;
   let round: Promise<boolean> = Promise.resolve(false);
+
+  /** Makes one batch of a tenant; false when nothing was due. Concurrent calls share it, since two batches would conflict. */
+  function emitBatch(tenant: string): Promise<boolean> {
+    const inFlight = batches.get(tenant);
+    if (inFlight !== undefined) return inFlight;
+    const own = emitSome(options, tenant).finally(() => batches.delete(tenant));
+    batches.set(tenant, own);
+    return own;
+  }
 
   /** The next tenants with due receipts; none while another replica has the lease. */
   async function nextTenantsDue(after: string): Promise<string[]> {
@@ -145,6 +155,8 @@ function createReceiptEmitter(options: EmitterOptions) {
   return {
     /** Resolves when all receipts are made that were due for the tenant at the time of the call. */
     async makeDue(tenant: string) {
+      // A batch in flight may have read the due receipts too early, so wait for it and start another.
+      await batches.get(tenant);
       while (await emitBatch(tenant));
     },
     start() {

@@ -2,8 +2,6 @@
 // order of the chain. One write stores a receipt, moves the head and removes the due entry.
 import { and, asc, eq, gte, lte, sql } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
-import { idFloor } from "../../core/id.ts";
-import { type Clock, DAY_MS } from "../../core/time.ts";
 import { nextTenant, removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
 import { GIVEN_KEY, isOfCall, preparedRow, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
@@ -114,12 +112,10 @@ export async function receiptPage(
 }
 
 /**
- * Removes the oldest receipts of each tenant, up to the first that was made at most `days` ago, so that the rest of the chain
- * has no gap; 0 keeps all. Returns their number.
+ * Removes the oldest receipts of each tenant, up to the first whose ID is not below `before`, so that the rest of the chain
+ * has no gap. Returns their number.
  */
-export async function removeOldReceipts(store: Store, clock: Clock, days: number): Promise<number> {
-  if (days === 0) return 0;
-  const before = idFloor("rcpt", clock.now() - days * DAY_MS);
+export async function removeReceiptsBefore(store: Store, before: string): Promise<number> {
   let removed = 0;
   for await (const tenant of tenantsIn(store.read, store.read.tables.receiptChains)) {
     removed += await removeInGroups(store, (tx, limit) => removeSome(tx, tenant, before, limit));
