@@ -146,7 +146,7 @@ describe.skipIf(!canBeRoot || Bun.which("curl") === null)("whoever has the manua
       },
     });
 
-    const url = await (await startPostgres()).freshDatabase();
+    const url = await (await startPostgres()).emptyDatabase();
     const moved = blocksOf("sh postgres").map(({ text }) =>
       text.replace("postgres://gateway:YOUR_PASSWORD@db.example.com:5432/gateway", url),
     );

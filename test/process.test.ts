@@ -23,7 +23,7 @@ async function agents(gateway: Gateway, init: RequestInit = {}): Promise<{ statu
 
 async function freshPostgres() {
   const server = await startPostgres();
-  return { DATABASE_URL: await server.freshDatabase(), TOLLGATE_MASTER_KEY: newMasterKey() };
+  return { DATABASE_URL: await server.emptyDatabase(), TOLLGATE_MASTER_KEY: newMasterKey() };
 }
 
 const isRefused = (error: unknown) => error instanceof Error && "code" in error && error.code === "ECONNREFUSED";

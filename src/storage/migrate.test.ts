@@ -36,8 +36,14 @@ function startMigration(databaseUrl: string, program: readonly string[] = [proce
   return Bun.spawn(command, { env, stdio: ["ignore", "ignore", "ignore"] });
 }
 
+/** As an operator creates it. The databases of tests have the schema. */
+async function withoutSchema<P extends Place>(place: P): Promise<P> {
+  if ("url" in place) await place.execute("drop schema public cascade; create schema public");
+  return place;
+}
+
 test("a migration that is killed leaves the server neither at work nor locked", async () => {
-  const place = await postgresPlace();
+  const place = await withoutSchema(await postgresPlace());
   for (const statement of LONG) await place.execute(statement);
   await using watcher = new SQL((await startPostgres()).url("postgres"), { max: 1, database: "postgres" });
   const atWork = async () => {
@@ -75,7 +81,7 @@ const COUNTED = [
 ];
 
 test("programs that start at once wait for the one that migrates, and do not undo its work", async () => {
-  const place = await postgresPlace();
+  const place = await withoutSchema(await postgresPlace());
   for (const statement of COUNTED) await place.execute(statement);
   const programs = [startMigration(place.url), startMigration(place.url), startMigration(place.url)];
   expect(await Promise.all(programs.map(({ exited }) => exited))).toEqual([0, 0, 0]);
@@ -184,7 +190,7 @@ eachStore((makePlace, dialect) => {
   });
 
   test("a database of a program from before the first release is refused, and nothing in it is changed", async () => {
-    const place = await makePlace();
+    const place = await withoutSchema(await makePlace());
     for (const statement of [
       "create table schema_migrations (version integer not null primary key, applied_at bigint not null)",
       "insert into schema_migrations (version, applied_at) values (1, 0)",

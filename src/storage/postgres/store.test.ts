@@ -37,7 +37,7 @@ describe("on Postgres alone", () => {
   }
 
   test("all text compares byte by byte, as on SQLite, whatever the locale of the database", async () => {
-    const databaseUrl = await (await startPostgres()).freshDatabase();
+    const databaseUrl = await (await startPostgres()).emptyDatabase();
     await (await openPostgres({ databaseUrl, clock, log: silentLog })).close();
     await using client = new SQL(databaseUrl);
     const others = await client`
