@@ -40,6 +40,7 @@ test("no variable stays that steers Bun", () => {
     NODE_ENV: "production",
     BUN_JSC_forceRAMSize: "268435456",
     BUN_JSC_largeHeapSize: "100663296",
+    BUN_JSC_thresholdForJITAfterWarmUp: "5000",
     BUN_CONFIG_DNS_TIME_TO_LIVE_SECONDS: "5",
   });
 });

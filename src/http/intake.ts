@@ -6,7 +6,7 @@
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairShare, createLimiter, type FairShare, type Holding, ReclaimableShare } from "../kernel/share.ts";
-import { inTurn } from "../kernel/turns.ts";
+import { inTurn, turnOf } from "../kernel/turns.ts";
 import { unlessAborted } from "../kernel/wait.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyBuffer, type BodyReader, createBodyBuffer } from "./body-buffer.ts";
@@ -251,8 +251,10 @@ function createOnePieceReader(msMax: number) {
         waiting.delete(body);
         resolve(bytes);
       };
-      request.bytes().then(complete, (error) => {
+      request.bytes().then(complete, async (error) => {
         waiting.delete(body);
+        // Thousands of connections may close in one moment.
+        await turnOf(tenant);
         reject(endedEarly(error));
       });
     });
