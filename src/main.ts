@@ -9,7 +9,7 @@ import {
 import { openLog } from "./cli/log.ts";
 import { COMMANDS, SERVE } from "./commands.ts";
 import { Fault } from "./core/fault.ts";
-import { PassingStartupProblem, StartupProblem } from "./core/startup.ts";
+import { PassingStartupProblem, pathProblem, StartupProblem } from "./core/startup.ts";
 import { printableJson } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 
@@ -80,7 +80,8 @@ try {
   // A service prints nothing here, and its standard output may be closed.
   else if (text !== "") (holds ? process.stdout : process.stderr).write(text);
   if (!holds) process.exitCode = status;
-} catch (error) {
+} catch (thrown) {
+  const error = pathProblem(thrown) ?? thrown;
   process.exitCode = await statusOf(line, error);
   if (isJson) await printDocument({ problems: problemsOf(error) });
   // Connections and workers that were opened before the failure must not keep the process alive.

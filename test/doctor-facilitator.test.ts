@@ -178,7 +178,7 @@ test.concurrent("SQLite: one that another process holds fails, and one that can'
   const before = snapshot(dir);
   expect(await found(place, inNamespace(script))).toEqual([
     1,
-    says("fail database: \\S+tollgate.db must be writable by this user; "),
+    says("fail database: \\S+tollgate.db must be readable and writable by this user \\(EROFS\\); "),
   ]);
   expect(snapshot(dir)).toEqual(before);
 });

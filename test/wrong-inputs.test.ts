@@ -670,11 +670,68 @@ test("a program on the PATH is named in hints as it was called", async () => {
   expect(beside.stdout).toEndWith("\nHere tollgate is called as ./gate\n");
 });
 
-test.skipIf(process.getuid?.() === 0)("a file without permission is told as such", async () => {
-  chmodSync(at("client.crt"), 0o000);
-  const { code, stderr } = await run({ words: "account add a --cert client.crt", told: [] });
-  expect({ code, stderr }).toEqual({
-    code: 2,
-    stderr: expect.stringContaining(`${at("client.crt")} can't be read: permission denied (EACCES)`),
-  });
+/** Runs as a user without rights, also where the tests run as root. */
+const NOBODY = 65_534;
+const dropped = ["setpriv", `--reuid=${NOBODY}`, `--regid=${NOBODY}`, "--clear-groups", tollgateBinary()];
+const ordinary = process.getuid?.() === 0 ? dropped : [tollgateBinary()];
+
+test("a path that this user may not use is told with what it must be, by every command that meets it", async () => {
+  const made = "pki init --dir closed-pki";
+  expect((await run({ words: made, told: [] })).code).toBe(0);
+  for (const place of ["db", "lock", "wal", "folder-db"])
+    cpSync(at("gateways"), at(`closed-${place}`), { recursive: true });
+  cpSync(at("facilitators"), at("closed-accounts"), { recursive: true });
+  rmSync(at("closed-folder-db/tollgate.db"));
+  mkdirSync(at("closed-folder-db/tollgate.db"));
+  for (const name of ["lock/tollgate.lock", "wal/tollgate.db-wal"]) writeFileSync(at(`closed-${name}`), "");
+  mkdirSync(at("closed"));
+  const closed = ["db/tollgate.db", "lock/tollgate.lock", "wal/tollgate.db-wal", "accounts/tollgate.db", "pki/ca.key"];
+  const all = [...closed.map((name) => at(`closed-${name}`)), at("closed"), at("client.crt")];
+  for (const path of all) chmodSync(path, 0o000);
+  if (ordinary === dropped) expect(Bun.spawnSync(["chown", "-R", `${NOBODY}`, home]).exitCode).toBe(0);
+  const lacks = (name: string) => `${at(name)} must be readable and writable by this user (EACCES)\nSee`;
+  const writing = ["serve --port 0", "token --tenant a --user b", "migrate"];
+  const owning = [
+    ...writing,
+    "token revoke --tenant a",
+    "restore",
+    "keys rotate",
+    "backup b.db",
+    `${SET} https://f.test`,
+  ];
+  const on = (place: string, commands: readonly string[], told: string) =>
+    commands.map((words) => [`${words} --data-dir closed-${place}`, told] as const);
+  for (const [words, told] of [
+    ...on("db", owning, lacks("closed-db/tollgate.db")),
+    ...on("lock", ["serve --port 0", "restore"], lacks("closed-lock/tollgate.lock")),
+    ...on("wal", [...writing, "backup b.db"], lacks("closed-wal/tollgate.db-wal")),
+    ...on("folder-db", [...writing, "restore"], `${at("closed-folder-db/tollgate.db")} must be a file`),
+    ...on(
+      "accounts",
+      ["account list", "account add bob --cert other.crt", "account disable alice", "account remove alice --yes"],
+      lacks("closed-accounts/tollgate.db"),
+    ),
+    ["backup b.db --data-dir closed", `${at("closed/tollgate.db")} must be readable`],
+    ["pki init --dir closed/p", "closed/p must be readable and writable by this user (EACCES)"],
+    ["pki server --dir closed/p --host a", "closed/p must be readable and writable by this user (EACCES)"],
+    [
+      "pki client --dir closed-pki --name b",
+      `${at("closed-pki/ca.key")} can't be read: permission denied (EACCES)\nSee`,
+    ],
+    ["backup --verify closed/b.db", lacks("closed/b.db")],
+    ["restore closed/b.db --data-dir closed-wal", "can't be restored: it must be readable by this user (EACCES)"],
+    ["receipt verify closed/r --jwks k", `FILE ${at("closed/r")} can't be read: permission denied (EACCES)`],
+    ["account add a --cert client.crt", `${at("client.crt")} can't be read: permission denied (EACCES)`],
+  ] as const) {
+    const env = { PATH: "/usr/bin:/bin" };
+    const { code, stdout, stderr } = await runCommand(words.split(" "), { cwd: home, env, program: ordinary });
+    expect({ words, code, stdout, stderr }).toEqual({
+      words,
+      code: 2,
+      stdout: "",
+      stderr: expect.stringContaining(told),
+    });
+  }
+  // A closed directory can not be removed.
+  chmodSync(at("closed"), 0o700);
 });

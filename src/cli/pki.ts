@@ -128,7 +128,8 @@ function readPem(path: string, hint: string): string {
   try {
     return value.readTextFile(path);
   } catch (cause) {
-    throw new StartupProblem(`${value.fileProblem(path, cause, true)}: ${hint}`, { cause });
+    const next = errorCode(cause) === "ENOENT" ? `: ${hint}` : "";
+    throw new StartupProblem(`${value.fileProblem(path, cause, true)}${next}`, { cause });
   }
 }
 

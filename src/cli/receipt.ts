@@ -1,8 +1,7 @@
 // `tollgate receipt verify`: checks a file of receipts against a set of public keys, without a database or a gateway. The file
 // is read line by line, so it may be long.
-import { existsSync, statSync } from "node:fs";
+import { accessSync, constants, statSync } from "node:fs";
 import { open } from "node:fs/promises";
-import { resolve } from "node:path";
 import { fileProblem, readTextFile, systemReason } from "../config/values.ts";
 import { errorCode } from "../core/fault.ts";
 import { isLoopback } from "../core/host.ts";
@@ -22,7 +21,11 @@ const JWKS_IS = "a JSON Web Key Set, as a file or as the URL of a gateway's /.we
 export async function verify(line: CommandLine): Promise<CommandVerdict> {
   const [file = ""] = line.words;
   const jwks = neededFlag(line, "jwks", JWKS_IS);
-  if (file !== "" && !existsSync(file)) line.problems.push(`FILE ${resolve(file)} does not exist`);
+  try {
+    if (file !== "") accessSync(file, constants.R_OK);
+  } catch (cause) {
+    line.problems.push(`FILE ${fileProblem(file, cause, true)}`);
+  }
   if (line.problems.length > 0) throw new Misuse(line.problems);
   const keys = await readKeys(jwks);
   return withProgress(`verifying ${file}`, (progress) => judgeFile(file, keys, progress));

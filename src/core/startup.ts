@@ -1,4 +1,5 @@
 // What a process can tell at its start: the version and commit of its build, and problems that keep it from starting.
+import { resolve } from "node:path";
 import { version } from "../../package.json" with { type: "json" };
 import { errorCode } from "./fault.ts";
 
@@ -49,6 +50,18 @@ export function listenProblem(host: string, port: number, variable: string, caus
       ? `${variable} must be a port that tollgate may listen on: the system refuses ${port}`
       : `TOLLGATE_HOST must be an address to listen on: ${host} is not an address of this machine`;
   return new ListenProblem(problem, "", { cause });
+}
+
+/** Codes of what the operator has to put right at a path. A disk that fails or is full has others. */
+const PATH_CODES = /^(EACCES|EPERM|EROFS|EISDIR|ENOTDIR)$/;
+
+/** The problem of a path that this user may not use, or that is no file; null for any other error. */
+export function pathProblem(error: unknown): StartupProblem | null {
+  const code = errorCode(error) ?? "";
+  const path: unknown = (error as { path?: unknown } | null | undefined)?.path;
+  if (typeof path !== "string" || !PATH_CODES.test(code)) return null;
+  const must = code === "EISDIR" ? "must be a file" : "must be readable and writable by this user";
+  return new StartupProblem(`${resolve(path)} ${must} (${code})`, { cause: error });
 }
 
 /** The version in package.json, embedded into the binary by the build. */

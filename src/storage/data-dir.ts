@@ -8,7 +8,9 @@
 // disk, and never replaces another file: it is linked into place, which fails if the name is taken, while a rename would not.
 import { Database, SQLiteError } from "bun:sqlite";
 import {
+  accessSync,
   closeSync,
+  constants,
   existsSync,
   fchownSync,
   fsyncSync,
@@ -24,7 +26,7 @@ import {
 import { hostname, uptime } from "node:os";
 import { dirname, join } from "node:path";
 import { errorCode } from "../core/fault.ts";
-import { StartupProblem } from "../core/startup.ts";
+import { pathProblem, StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
 
 const LOCK_FILE = "tollgate.lock";
@@ -131,6 +133,26 @@ export function ensurePrivateFile(path: string): void {
   } catch (error) {
     if (errorCode(error) !== "EEXIST") throw error;
     closeSync(openSync(path, "a", 0o600));
+  }
+}
+
+/**
+ * Makes sure that this user may use the files of an SQLite database that are there: SQLite does not say which one it can't open.
+ *
+ * @throws StartupProblem when one can't be used
+ */
+export function requireUsable(database: string): void {
+  for (const path of [database, `${database}-wal`, `${database}-shm`]) {
+    try {
+      accessSync(path, constants.R_OK | constants.W_OK);
+    } catch (error) {
+      // The process that ends last removes the log and its index.
+      if (errorCode(error) === "ENOENT") continue;
+      throw pathProblem(error) ?? error;
+    }
+    if (statSync(path, { throwIfNoEntry: false })?.isDirectory()) {
+      throw new StartupProblem(`${path} must be a file, and is a directory`);
+    }
   }
 }
 

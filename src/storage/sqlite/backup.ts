@@ -1,10 +1,11 @@
 // Copies an SQLite database while a service writes to it, and checks copies. A copy is one file: SQLite writes it from a snapshot
 // of the database, without holding up writers. The write-ahead log grows meanwhile.
 import { Database, SQLiteError } from "bun:sqlite";
-import { existsSync, linkSync, rmSync, statfsSync, statSync } from "node:fs";
+import { accessSync, constants, existsSync, linkSync, rmSync, statfsSync, statSync } from "node:fs";
 import { dirname } from "node:path";
+import { errorCode } from "../../core/fault.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { makePrivateFile, syncToDisk } from "../data-dir.ts";
+import { makePrivateFile, requireUsable, syncToDisk } from "../data-dir.ts";
 import { fitOf, schemaOf, tooNewText, versionsOnSqlite } from "../migrate.ts";
 import { markCopy, withFile } from "../restoration.ts";
 import { wrappedKeys } from "./inspect.ts";
@@ -26,7 +27,9 @@ export function copySqlite(
   now: number,
   begins: (path: string, bytes: number) => void = () => {},
 ): void {
-  if (!existsSync(from)) throw new StartupProblem(`there is no database at ${from}`);
+  if (statSync(from, { throwIfNoEntry: false }) === undefined) {
+    throw new StartupProblem(`there is no database at ${from}`);
+  }
   if (!existsSync(dirname(to))) throw new StartupProblem(`the directory ${dirname(to)} does not exist: make it first`);
   if (existsSync(to)) throw new StartupProblem(`${to} already exists, and a backup never overwrites a file`);
   const draft = `${to}.${crypto.randomUUID()}`;
@@ -57,6 +60,7 @@ function bytesOf(from: string): number {
     const found = withFile(from, (file) => file.query<{ tables: number; bytes: number }, []>(query).get());
     if (found !== null && found.tables > 0) return found.bytes;
   } catch (cause) {
+    requireUsable(from);
     throw new StartupProblem(`${from} can't be read as a database: ${(cause as Error).message}`, { cause });
   }
   throw new StartupProblem(`the database at ${from} is empty`);
@@ -77,7 +81,13 @@ function requireRoom(directory: string, bytes: number): void {
  * does.
  */
 export function checkSqliteCopy(path: string) {
-  if (!existsSync(path)) return { problem: "there is no such file" };
+  try {
+    accessSync(path, constants.R_OK);
+    if (statSync(path).isDirectory()) return { problem: "it is a directory" };
+  } catch (error) {
+    const code = errorCode(error);
+    return { problem: code === "ENOENT" ? "there is no such file" : `it must be readable by this user (${code})` };
+  }
   let copy: Database | null = null;
   try {
     copy = new Database(path, { readonly: true });

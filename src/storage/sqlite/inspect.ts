@@ -1,10 +1,11 @@
 // Inspects an SQLite database (see ../inspect.ts). Its service may be running, may have ended properly, or may have been killed.
 import { Database, SQLiteError } from "bun:sqlite";
-import { accessSync, constants, existsSync, statSync } from "node:fs";
+import { existsSync, statSync } from "node:fs";
 import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
 import { StartupProblem } from "../../core/startup.ts";
+import { requireUsable } from "../data-dir.ts";
 import { isSqliteBusy, sqliteFailure } from "../failures.ts";
 import { type DatabaseInspection, NO_KEYS, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnSqlite } from "../migrate.ts";
@@ -31,7 +32,7 @@ export function inspectSqlite(path: string): DatabaseInspection | null {
   // An empty file holds no database, and opening it would create a journal file.
   if (!existsSync(path) || statSync(path).size === 0) return null;
   // A read-only connection would leave SQLite's working files behind.
-  if (!isWritable(path)) throw new StartupProblem(`${path} must be writable by this user`);
+  requireUsable(path);
   const { connection, close } = connect(path);
   try {
     const schema = schemaOf(versionsOnSqlite(connection));
@@ -49,15 +50,6 @@ export function inspectSqlite(path: string): DatabaseInspection | null {
   } catch (cause) {
     close();
     throw cause instanceof SQLiteError ? unreadable(path, cause) : cause;
-  }
-}
-
-function isWritable(path: string): boolean {
-  try {
-    accessSync(path, constants.R_OK | constants.W_OK);
-    return true;
-  } catch {
-    return false;
   }
 }
 

@@ -10,7 +10,7 @@ import { defineSchema } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import { PassingStartupProblem } from "../../core/startup.ts";
 import type { Clock } from "../../core/time.ts";
-import { ensurePrivateFile } from "../data-dir.ts";
+import { ensurePrivateFile, requireUsable } from "../data-dir.ts";
 import { isSqliteBusy, within } from "../failures.ts";
 import { migrateSqlite } from "../migrate.ts";
 import { type Command, type CommandEffects, createCallEnds, type Queries, type Store } from "../store.ts";
@@ -99,6 +99,7 @@ function migrate({ path, clock, log }: SqliteOptions): void {
 export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const { path, log, clock } = options;
   mkdirSync(dirname(path), { recursive: true, mode: 0o700 });
+  requireUsable(path);
   // For its owner only. SQLite gives its log and index files the same mode.
   ensurePrivateFile(path);
   chmodSync(path, 0o600);
