@@ -188,10 +188,12 @@ and open its keys; no copy contains master.key, so keep that file too; --verify 
     run: async (line) => (await import("./cli/backup.ts")).backup(line),
   },
   restore: {
-    forms: [`[FILE] ${DATA}`],
+    forms: [`[FILE] [--yes] ${DATA}`],
     summary: "restore a backup, or mark a database as restored (before starting the service)",
-    about: `run this once after a restore to an older state, before the first start: it ends the calls that were in flight in
-the copy, and refuses payments that were signed before; FILE, once checked, replaces the SQLite database`,
+    about: `put FILE, a copy by tollgate backup, in the place of the SQLite database, once it is checked; without FILE, say that
+another tool has put an older state there. What was open in that state may have happened since: waiting calls end unmade, and
+payments that were signed before are refused. Where the database does not tell that it is a copy and calls wait, the command
+asks first, or takes --yes`,
     run: async (line) => (await import("./cli/backup.ts")).restore(line),
   },
   completion: {

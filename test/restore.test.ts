@@ -65,7 +65,7 @@ async function onSqlite(): Promise<Drill> {
 
 async function onPostgres(): Promise<Drill> {
   const server = await startPostgres(15);
-  const [live, again] = [await server.freshDatabase(), await server.freshDatabase()];
+  const [live, again] = [await server.freshDatabase(), await server.emptyDatabase()];
   const dump = join(dir, "gateway.dump");
   const tool = async (...command: string[]) => {
     const { exitCode, stderr } = Bun.spawnSync(
@@ -80,12 +80,16 @@ async function onPostgres(): Promise<Drill> {
     async restore() {
       await tool("@pg_restore", "--no-owner", "-d", again, dump);
       const env = { DATABASE_URL: again, TOLLGATE_MASTER_KEY: masterKey };
-      const restored = () => runCommand(["restore"], { cwd: dir, env });
+      const restored = (...words: string[]) => runCommand(["restore", ...words], { cwd: dir, env });
       // By the copy the gateway runs; fifteen seconds later it would not.
-      expect(await restored()).toMatchObject({ code: 2, stderr: expect.stringContaining("must be stopped") });
+      expect(await restored("--yes")).toMatchObject({ code: 2, stderr: expect.stringContaining("must be stopped") });
       await using client = new Bun.SQL(again, { max: 1 });
       await client.unsafe("delete from processes");
       expect(await restored()).toMatchObject({
+        code: 2,
+        stderr: expect.stringContaining("this ends 1 waiting call, 1 of them paid. restore can't be undone"),
+      });
+      expect(await restored("--yes")).toMatchObject({
         code: 0,
         stdout: expect.stringContaining("marked as restored"),
       });
@@ -332,6 +336,26 @@ test.concurrent("a copy that is put in its place by hand is recognised, and one 
   await gateway.stop();
   await gateway.restart();
   expect(gateway.log().split('"database_restored"')).toHaveLength(2);
+});
+
+test.concurrent("a database that does not tell that it was restored loses no waiting call unasked", async () => {
+  await using services = await startServices({ gatewayEnv: { TOLLGATE_AGENT_CONCURRENCY: "1" } });
+  const { gateway, upstream } = services;
+  const agent = await services.open();
+  const [running, first, second] = [await agent.call(), await agent.call(), await agent.call()];
+  upstream.hold(running.nonce);
+  await running.send();
+  await upstream.visited(running.nonce);
+  const [one, other] = [await first.send(), await second.send()];
+  await gateway.kill9();
+  const told = "this ends 2 waiting calls, 2 of them paid. restore can't be undone";
+  expect(await gateway.run("restore")).toMatchObject({ code: 2, stdout: "", stderr: expect.stringContaining(told) });
+  await gateway.restart();
+  expect(await first.ended(one.body.invocation_id)).toMatchObject({ status: "succeeded" });
+  expect(await second.ended(other.body.invocation_id)).toMatchObject({ status: "succeeded" });
+  // Nothing waits any more, so nobody is asked.
+  await gateway.stop();
+  expect(await gateway.run("restore")).toMatchObject({ code: 0 });
 });
 
 test.skipIf(process.getuid?.() !== 0)(

@@ -65,6 +65,7 @@ beforeAll(async () => {
   const made = [
     "token --tenant acme --user me --data-dir gateways",
     "account add alice --cert client.crt --data-dir facilitators",
+    "backup accounts.db --data-dir facilitators",
   ];
   for (const words of made) expect((await run({ words, told: [] })).code).toBe(0);
   cpSync(at("gateways"), at("moved"), { recursive: true });
@@ -217,6 +218,10 @@ const WRONG: readonly Wrong[] = [
   },
   { words: "token revoke --tenant acme --data-dir folder", told: [`: ${at("folder")} holds no tollgate.db`] },
   { words: "restore --data-dir folder", told: [`the service's data directory: ${at("folder")} holds no tollgate.db`] },
+  {
+    words: "restore accounts.db --data-dir gateways",
+    told: [`must be the facilitator's data directory: ${at("gateways")} is a gateway's\n`],
+  },
   { words: "keys rotate --data-dir folder", told: [`there is no master key: ${at("folder")} holds no master.key`] },
   { words: "serve --data-dir notes.txt/x", told: [`: ${at("notes.txt")} is not a directory`] },
   {
@@ -611,6 +616,8 @@ test("each wrong input is told with its culprit, with status 2, and nothing on s
   // Nor does a refused start leave a directory, or anything in one.
   expect(readdirSync(home).filter((name) => /^(data|made.*)$/.test(name))).toEqual([]);
   expect([readdirSync(at("folder")), readdirSync(at("keyed"))]).toEqual([[], ["master.key"]]);
+  // No copy has replaced the other service's database.
+  expect(readdirSync(at("gateways")).filter((name) => name.includes("db"))).toEqual(["tollgate.db"]);
   // No command has left a master key beside a facilitator's database.
   expect(readdirSync(at("facilitators"))).not.toContain("master.key");
 });

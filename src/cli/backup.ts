@@ -7,25 +7,27 @@ import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
-import { settleRestored } from "../gateway/payment/restored.ts";
+import { settleRestored, waitingCalls } from "../gateway/payment/restored.ts";
 import { keysThatDoNotOpen, openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-keys.ts";
 import { acquireDataDirLock, makePrivateFile, syncToDisk } from "../storage/data-dir.ts";
 import { schemaText } from "../storage/migrate.ts";
 import { openStore } from "../storage/open.ts";
-import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
+import { markCopy, recordRestore, tellsRestore, unmarkCopy } from "../storage/restoration.ts";
 import { checkSqliteCopy, copySqlite } from "../storage/sqlite/backup.ts";
-import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
+import type { Store } from "../storage/store.ts";
+import { begin, type CommandLine, type CommandOutcome, type CommandVerdict, Misuse } from "./command-line.ts";
 import {
   openDataDir,
   openStoreOf,
   prepareMasterKeys,
   requireDatabase,
   requireMasterKeys,
+  requireOwnCopy,
   requireOwnDataDir,
   withStore,
 } from "./open.ts";
-import { withProgress } from "./terminal/interactive.ts";
+import { disagreement, requireAgreement, withProgress } from "./terminal/interactive.ts";
 
 /** Brings the schema up to date, for deployments that do so before the new version takes calls. */
 export async function migrate(line: CommandLine): Promise<CommandOutcome> {
@@ -101,7 +103,7 @@ function check(config: Config, file: string, log: Log) {
 }
 
 /** `tollgate restore`. Without FILE, the operator has put the restored database in its place already. */
-export async function restore(line: CommandLine): Promise<string> {
+export async function restore(line: CommandLine): Promise<CommandOutcome> {
   const { config, log } = begin(line, "restore");
   const { databaseUrl, dataDir } = config;
   const [named] = line.words;
@@ -109,8 +111,7 @@ export async function restore(line: CommandLine): Promise<string> {
   if (databaseUrl !== null) {
     if (file !== null)
       throw new StartupProblem("FILE must be left out: a Postgres database is restored by its own tools");
-    await record(config, null, log);
-    return restoredText("the database");
+    return (await record(line, config, null, log)) ?? restoredText("the database");
   }
   if (file === null) requireDatabase(config, "service");
   else openDataDir(config, log);
@@ -119,8 +120,9 @@ export async function restore(line: CommandLine): Promise<string> {
   const path = join(dataDir, DATABASE_FILE);
   try {
     const before =
-      file === null ? null : await withProgress(`restoring ${file}`, async () => putCopy(config, file, path, log));
-    await record(config, path, log);
+      file === null ? null : await withProgress(`restoring ${file}`, () => putCopy(config, file, path, log));
+    const disagreed = await record(line, config, path, log);
+    if (disagreed !== null) return disagreed;
     return `${before === null ? "" : `the previous database is ${before} now\n`}${restoredText(path)}`;
   } finally {
     lock.release();
@@ -141,13 +143,14 @@ function restoredText(what: string): string {
  * @returns that name; null if there was no database
  * @throws StartupProblem when the copy can't be restored, or can't be put there
  */
-function putCopy(config: Config, file: string, path: string, log: Log): string | null {
+async function putCopy(config: Config, file: string, path: string, log: Log): Promise<string | null> {
   const { problem } = check(config, file, log);
   if (problem !== null) throw new StartupProblem(`${file} can't be restored: ${problem}`);
   const draft = `${path}.${crypto.randomUUID()}`;
   try {
     makePrivateFile(draft);
     copyFileSync(file, draft);
+    await requireOwnCopy(draft, config);
     markCopy(draft, systemClock.now());
     syncToDisk(draft);
     const before = moveAway(path);
@@ -155,6 +158,7 @@ function putCopy(config: Config, file: string, path: string, log: Log): string |
     syncToDisk(config.dataDir);
     return before;
   } catch (cause) {
+    if (cause instanceof StartupProblem) throw cause;
     throw new StartupProblem(`${file} can't be put in its place: ${(cause as Error).message}`, { cause });
   } finally {
     for (const leaving of [draft, `${draft}-journal`, `${draft}-wal`, `${draft}-shm`]) rmSync(leaving, { force: true });
@@ -174,14 +178,34 @@ function moveAway(path: string): string | null {
   return isThere ? away : null;
 }
 
-async function record(config: Config, file: string | null, log: Log): Promise<void> {
+/** @returns null, or what to print when the operator does not agree */
+async function record(
+  line: CommandLine,
+  config: Config,
+  file: string | null,
+  log: Log,
+): Promise<CommandVerdict | null> {
   const { databaseUrl, dataDir } = config;
-  await withStore(openStore({ databaseUrl, dataDir, log, clock: systemClock }), async (store) => {
+  return withStore(openStore({ databaseUrl, dataDir, log, clock: systemClock }), async (store) => {
     const { signingKeys } = store.read.tables;
     const keys = await store.read.db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1);
     // A database with signing keys is a gateway's, which would not start with another master key.
     if (keys.length > 0) await openKeyring(store, requireMasterKeys(config, log), store.clock);
+    const disagreed = (await tellsRestore(store, file)) ? null : await disagreementToEnd(line, store);
+    if (disagreed !== null) return disagreed;
     await recordRestore(store, () => settleRestored(store));
     if (file !== null) unmarkCopy(file);
+    return null;
   });
+}
+
+/** Asks before calls are ended in what may be the latest state as well, which would still make them. */
+async function disagreementToEnd(line: CommandLine, store: Store): Promise<CommandVerdict | null> {
+  const { calls, paid } = await waitingCalls(store);
+  if (calls === 0) return null;
+  const ends = `this ends ${calls} waiting ${calls === 1 ? "call" : "calls"}, ${paid} of them paid`;
+  const question = `Nothing in the database tells that it was restored, and ${ends}.`;
+  requireAgreement(line, `${question} `);
+  if (line.problems.length > 0) throw new Misuse(line.problems);
+  return disagreement(line, question);
 }

@@ -111,6 +111,21 @@ function requireAmong(services: readonly Service[], service: Service, location: 
   throw new StartupProblem(`${mustBeOf(service, location)}: ${place} ${what} a ${other}'s`);
 }
 
+/** Those of a database's file, which may be missing. A file that can't be read is left to its opening, which says what to do. */
+async function servicesAt(file: string): Promise<readonly Service[]> {
+  const database = attempt(() => inspectSqlite(file)) ?? null;
+  try {
+    return database === null || database.schema.version === 0 ? [] : await servicesIn(database.read);
+  } finally {
+    await database?.close();
+  }
+}
+
+/** Makes sure that a copy does not replace the other service's data. @throws StartupProblem when it would */
+export async function requireOwnCopy(copy: string, location: DataLocation): Promise<void> {
+  for (const service of await servicesAt(copy)) await requireOwnDataDir(service, location);
+}
+
 /**
  * Makes sure that a data directory is not that of the other service alone. Nothing is created, migrated or changed.
  *
@@ -119,17 +134,11 @@ function requireAmong(services: readonly Service[], service: Service, location: 
 export async function requireOwnDataDir(service: Service, location: DataLocation): Promise<void> {
   const { databaseUrl, dataDir } = location;
   if (databaseUrl !== null) return;
-  // A file that can't be read is left to its opening, which says what to do.
-  const database = attempt(() => inspectSqlite(join(dataDir, DATABASE_FILE))) ?? null;
-  try {
-    const used = database === null || database.schema.version === 0 ? [] : await servicesIn(database.read);
-    requireAmong(used, service, location);
-    // Only a gateway makes a master key, and does so before its database.
-    const isKeyed = used.length === 0 && existsSync(join(dataDir, MASTER_KEY_FILE));
-    if (isKeyed) requireAmong(["gateway"], service, location, `holds a ${MASTER_KEY_FILE}, so it is`);
-  } finally {
-    await database?.close();
-  }
+  const used = await servicesAt(join(dataDir, DATABASE_FILE));
+  requireAmong(used, service, location);
+  // Only a gateway makes a master key, and does so before its database.
+  const isKeyed = used.length === 0 && existsSync(join(dataDir, MASTER_KEY_FILE));
+  if (isKeyed) requireAmong(["gateway"], service, location, `holds a ${MASTER_KEY_FILE}, so it is`);
 }
 
 /** Opens the database of a service, which may be empty. @throws StartupProblem when it is that of the other service alone */

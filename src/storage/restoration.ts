@@ -72,6 +72,13 @@ async function requireNoService({ isShared }: Store, { db, tables, now }: Tx): P
   throw new StartupProblem("the gateways and facilitators of this database must be stopped, for 15 seconds at least");
 }
 
+/** Whether the database itself tells that it was restored: a copy by its mark, and any other after a restore that was cut short. */
+export async function tellsRestore({ read }: Store, file: string | null): Promise<boolean> {
+  if (file !== null && copiedAt(file) !== null) return true;
+  const [row] = await read.db.select().from(read.tables.restoration);
+  return row?.is_done === false;
+}
+
 interface Start extends Pick<StoreTools, "store" | "log"> {
   /** The database's file; null for a database server. */
   readonly file: string | null;

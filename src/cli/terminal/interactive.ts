@@ -8,10 +8,12 @@ import { type CommandLine, type CommandVerdict, NOTHING_CHANGED } from "../comma
 const STANDARD_ERROR = 2;
 const ERASE_LINE = "\r\x1b[K";
 
-/** Adds a problem where somebody would have to be asked, and nobody can be. */
-export function requireAgreement({ command, flags, problems }: CommandLine): void {
-  if (flags.has("yes") || (process.stdin.isTTY && process.stderr.isTTY)) return;
-  problems.push(`${command} can't be undone, and there is no terminal to ask on: add --yes if you are sure`);
+const canAsk = () => process.stdin.isTTY && process.stderr.isTTY;
+
+/** Adds a problem where somebody would have to be asked, and nobody can be. @param why a sentence before it */
+export function requireAgreement({ command, flags, problems }: CommandLine, why = ""): void {
+  if (flags.has("yes") || canAsk()) return;
+  problems.push(`${why}${command} can't be undone, and there is no terminal to ask on: add --yes if you are sure`);
 }
 
 /** Asks whether to go on, unless --yes says so. @returns null to go on, and otherwise what to print */

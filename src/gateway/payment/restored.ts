@@ -1,11 +1,19 @@
 // Calls and payments after the database was restored to an older state. What was open then may have happened since: no open
 // call is made again, open payments count as sent, and a payment that may have bought a call before the restore buys none.
-import { isNotNull, sql } from "drizzle-orm";
+import { count, eq, isNotNull, sql } from "drizzle-orm";
 import type { Store } from "../../storage/store.ts";
 import { MAX_TIMEOUT_SECONDS } from "../../x402/codec.ts";
 import { abandon } from "../invocations/service.ts";
 
 const CALLS_AT_ONCE = 200;
+
+/** How many calls wait, which `settleRestored` would end unmade, and how many of them come with a payment. */
+export async function waitingCalls({ read }: Store): Promise<{ readonly calls: number; readonly paid: number }> {
+  const { openInvocations: t } = read.tables;
+  const counts = { calls: count(), paid: count(t.payment_nonce) };
+  const [found] = await read.db.select(counts).from(t).where(eq(t.status, "pending"));
+  return found ?? { calls: 0, paid: 0 };
+}
 
 /**
  * Ends all open calls, like running calls whose process died. An open payment may have been collected, so its outcome counts
