@@ -160,10 +160,11 @@ to those of the configuration; a running facilitator needs no restart`,
     "issue a client's certificate: N.crt, N.key, and N.pem, the bundle for a credential of the gateway",
   ),
   "keys rotate": {
-    forms: [`[--json] ${DATA}`],
+    forms: [`[--yes] [--json] ${DATA}`],
     summary: "renew every key while gateways run",
     about: `renew every key while gateways run: the master key, the key of each tenant, and the keys that sign tokens and
-receipts; if a run is interrupted, the next run completes it (see tollgate help rotation)`,
+receipts; if a run is interrupted, the next run completes it (see tollgate help rotation). Backups from before need the old
+master key, so keep a copy of master.key; on a terminal the command asks first`,
     run: async (line) => (await import("./cli/keys.ts")).rotateKeys(line),
   },
   "receipt verify": {

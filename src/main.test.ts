@@ -6,6 +6,7 @@ import { decodeJwt, decodeProtectedHeader } from "jose";
 import { onlyMasterKey } from "../test/support/keys.ts";
 import { VARIABLES } from "./config.ts";
 import { silentLog } from "./core/log.ts";
+import { pathProblem } from "./core/startup.ts";
 import { systemClock } from "./core/time.ts";
 import { createIdentity } from "./gateway/identity/identity.ts";
 import { openKeyring } from "./keys/keyring.ts";
@@ -172,11 +173,18 @@ test("another master key than the database's is told with status 2", async () =>
   expect(err).toContain(`the master key (${join(dir, "data", "master.key")}) must be the key`);
 });
 
-test("migrate makes the database and ends well, again and again", async () => {
-  for (const _ of [1, 2])
-    expect(await tollgate(["migrate", "--data-dir", "elsewhere"])).toMatchObject({
-      code: 0,
-      out: `${join(realpathSync(dir), "elsewhere/tollgate.db")} is up to date\n`,
-    });
+test("migrate makes the database, which it tells, and ends well, again and again", async () => {
+  const path = join(realpathSync(dir), "elsewhere/tollgate.db");
+  for (const out of [`created a new database, ${path}\n`, `${path} is up to date\n`])
+    expect(await tollgate(["migrate", "--data-dir", "elsewhere"])).toMatchObject({ code: 0, out });
   expect(existsSync(join(dir, "elsewhere", "tollgate.db"))).toBe(true);
+});
+
+test("a disk that is full or fails is no problem that the path's operator can put right", () => {
+  const problem = (code: string) => pathProblem(Object.assign(new Error("no"), { code, path: "/data/tollgate.db" }));
+  expect(["EACCES", "EISDIR", "EIO", "ENOSPC", "ENOENT"].map((code) => problem(code)?.message ?? null)).toEqual([
+    "/data/tollgate.db must be readable and writable by this user (EACCES)",
+    "/data/tollgate.db must be a file (EISDIR)",
+    ...[null, null, null],
+  ]);
 });

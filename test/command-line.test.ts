@@ -2,7 +2,7 @@
 // questions and progress on a terminal, and a file of variables.
 import { Database } from "bun:sqlite";
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { VARIABLES } from "../src/config.ts";
@@ -243,6 +243,42 @@ describe("--json", () => {
     expect(await documentOf("receipt verify receipts.jsonl --jwks keys.json --json", 2)).toEqual({
       problems: [expect.stringContaining("--jwks must be a JSON Web Key Set")],
     });
+  });
+});
+
+test("an empty file in the place of the database of a master key is told in the log", async () => {
+  expect((await run("token --tenant acme --user me --data-dir emptied")).stderr).not.toContain("database_is_empty");
+  writeFileSync(at("emptied/tollgate.db"), "");
+  const log: string[] = [];
+  const words = ["serve", "--port", "0", "--data-dir", "emptied"];
+  const service = await startService({ cwd: home, env: { PATH }, args: words, log });
+  await service.end("SIGTERM");
+  expect(log.join("")).toContain(`"event":"database_is_empty","path":"${at("emptied/tollgate.db")}"`);
+});
+
+test("a copy is told to need the master key of its time, and one that no key opens what to do", async () => {
+  expect((await run("token --tenant acme --user me --data-dir turned")).code).toBe(0);
+  const needs = `the copy opens only with the present master key (${at("turned/master.key")}): keep that key too`;
+  expect((await run("backup before.db --data-dir turned")).stdout).toBe(
+    `wrote ${at("before.db")}\n${needs}, in another place\n`,
+  );
+  expect((await run("backup accounts.db --data-dir facilitator")).stdout).toBe(`wrote ${at("accounts.db")}\n`);
+  const key = readFileSync(at("turned/master.key"), "utf8");
+  const rotate = ["keys", "rotate", "--data-dir", "turned"];
+  const asked = runOnTerminal(rotate);
+  await asked.shows(
+    `replaces ${at("turned/master.key")}. Backups from before need the present key: keep a copy of it.`,
+  );
+  asked.write("n\n");
+  expect([await asked.exited, readFileSync(at("turned/master.key"), "utf8")]).toEqual([1, key]);
+  expect(await runOnTerminal([...rotate, "--yes"]).exited).toBe(0);
+  expect(readFileSync(at("turned/master.key"), "utf8")).not.toBe(key);
+  const advice = "the copy needs the master key of its time, as TOLLGATE_MASTER_KEY";
+  expect((await run("restore before.db --data-dir turned")).stderr).toContain(
+    `do not open with the master key (${at("turned/master.key")}): ${advice}`,
+  );
+  expect(await run("restore before.db --data-dir turned", { TOLLGATE_MASTER_KEY: key.trim() })).toMatchObject({
+    code: 0,
   });
 });
 

@@ -9,15 +9,17 @@ import { StartupProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
 import { settleRestored, waitingCalls } from "../gateway/payment/restored.ts";
 import { keysThatDoNotOpen, openKeyring } from "../keys/keyring.ts";
-import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-keys.ts";
+import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE, masterKeyFile } from "../keys/master-keys.ts";
 import { acquireDataDirLock, makePrivateFile, syncToDisk } from "../storage/data-dir.ts";
 import { schemaText } from "../storage/migrate.ts";
 import { openStore } from "../storage/open.ts";
 import { markCopy, recordRestore, tellsRestore, unmarkCopy } from "../storage/restoration.ts";
 import { checkSqliteCopy, copySqlite } from "../storage/sqlite/backup.ts";
+import { holdsWrappedKeys } from "../storage/sqlite/inspect.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine, type CommandOutcome, type CommandVerdict, Misuse } from "./command-line.ts";
 import {
+  lacksDatabase,
   openDataDir,
   openStoreOf,
   prepareMasterKeys,
@@ -35,6 +37,7 @@ export async function migrate(line: CommandLine): Promise<CommandOutcome> {
   // The next start would refuse a gateway's database without its master key. A facilitator's database holds no secrets.
   const service = config.mode ?? "gateway";
   await requireOwnDataDir(service, config);
+  const isNew = lacksDatabase(config);
   if (service === "facilitator") openDataDir(config, log);
   else prepareMasterKeys(config, log);
   await withProgress("migrating the database", async () => {
@@ -45,7 +48,8 @@ export async function migrate(line: CommandLine): Promise<CommandOutcome> {
   log.info("database_up_to_date", { database: isSqlite ? "sqlite" : "postgres" });
   // The result is the last line.
   log.flush();
-  return `${isSqlite ? join(config.dataDir, DATABASE_FILE) : "the database"} is up to date\n`;
+  const place = isSqlite ? join(config.dataDir, DATABASE_FILE) : "the database";
+  return isNew ? `created a new database, ${place}\n` : `${place} is up to date\n`;
 }
 
 export async function backup(line: CommandLine): Promise<CommandOutcome> {
@@ -68,17 +72,27 @@ export async function backup(line: CommandLine): Promise<CommandOutcome> {
   const bytes = statSync(file, { throwIfNoEntry: false })?.size ?? null;
   if (verify === undefined) {
     const document = { file, written, bytes, verified: false, problem: null };
-    return { holds: true, text: `wrote ${file}\n`, document };
+    return { holds: true, text: `wrote ${file}\n${keyText(config, file)}`, document };
   }
   const { problem, facts } = await withProgress(`checking ${file}`, async () => check(config, file, log));
   const document = { file, written, bytes, verified: problem === null, problem };
   return problem === null
     ? {
         holds: true,
-        text: `${written ? `wrote ${file} and verified it` : `${file} is complete`}: ${facts}\n`,
+        text: written
+          ? `wrote ${file} and verified it: ${facts}\n${keyText(config, file)}`
+          : `${file} is complete: ${facts}\n`,
         document,
       }
     : { holds: false, text: `${file} can't be restored: ${problem}\n`, document };
+}
+
+/** What a new copy needs beside it, if it holds keys. */
+function keyText({ masterKeys, dataDir }: Config, copy: string): string {
+  const place = masterKeyFile(masterKeys, dataDir) ?? "TOLLGATE_MASTER_KEY";
+  return holdsWrappedKeys(copy)
+    ? `the copy opens only with the present master key (${place}): keep that key too, in another place\n`
+    : "";
 }
 
 /** Checks a copy. `problem` is null if it can be restored. */
@@ -95,11 +109,9 @@ function check(config: Config, file: string, log: Log) {
     return { problem: `its ${count} keys can't be opened: ${needed}`, facts };
   }
   const closed = keysThatDoNotOpen(masterKeys.all(), keys).length;
-  const from = ` (${masterKeys.place})`;
-  return {
-    problem: closed === 0 ? null : `${closed} of its ${count} keys do not open with the master key${from}`,
-    facts,
-  };
+  const needed = "the copy needs the master key of its time, as TOLLGATE_MASTER_KEY";
+  const unopened = `${closed} of its ${count} keys do not open with the master key (${masterKeys.place}): ${needed}`;
+  return { problem: closed === 0 ? null : unopened, facts };
 }
 
 /** `tollgate restore`. Without FILE, the operator has put the restored database in its place already. */

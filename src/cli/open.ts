@@ -45,7 +45,11 @@ export function openDataDir({ databaseUrl, dataDir }: DataLocation, log: Log): v
 /** Opens the data directory, and loads the master key or makes one. @throws StartupProblem when either can't be used */
 export function prepareMasterKeys(config: DataLocation & Pick<Config, "masterKeys">, log: Log) {
   openDataDir(config, log);
-  return loadMasterKeys({ ...config, log });
+  const loaded = loadMasterKeys({ ...config, log });
+  const path = join(config.dataDir, DATABASE_FILE);
+  const isEmptied = config.databaseUrl === null && statSync(path, { throwIfNoEntry: false })?.size === 0;
+  if (isEmptied && !loaded.generated) log.warn("database_is_empty", { path });
+  return loaded;
 }
 
 /** Whether there is no database yet, so that opening it would create one. */

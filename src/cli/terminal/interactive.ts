@@ -8,7 +8,7 @@ import { type CommandLine, type CommandVerdict, NOTHING_CHANGED } from "../comma
 const STANDARD_ERROR = 2;
 const ERASE_LINE = "\r\x1b[K";
 
-const canAsk = () => process.stdin.isTTY && process.stderr.isTTY;
+export const canAsk = () => process.stdin.isTTY && process.stderr.isTTY;
 
 /** Adds a problem where somebody would have to be asked, and nobody can be. @param why a sentence before it */
 export function requireAgreement({ command, flags, problems }: CommandLine, why = ""): void {
