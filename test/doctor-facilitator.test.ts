@@ -133,7 +133,7 @@ test.concurrent("all is well before the first start, which has made nothing then
 });
 
 test.concurrent("Postgres: all is well before the first start, which has made no table then; a dead server fails", async () => {
-  const url = await (await startPostgres()).freshDatabase();
+  const url = await (await startPostgres()).emptyDatabase();
   expect(await found({ DATABASE_URL: url })).toEqual([0]);
   await using client = new Bun.SQL(url, { max: 1, database: new URL(url).pathname.slice(1) });
   expect(await client.unsafe("select 1 from pg_class where relnamespace = 'public'::regnamespace")).toHaveLength(0);

@@ -739,6 +739,6 @@ test("a path that this user may not use is told with what it must be, by every c
       stderr: expect.stringContaining(told),
     });
   }
-  // A closed directory can not be removed.
+  // Only an open directory can be removed.
   chmodSync(at("closed"), 0o700);
 });

@@ -115,7 +115,7 @@ function requireAmong(services: readonly Service[], service: Service, location: 
   throw new StartupProblem(`${mustBeOf(service, location)}: ${place} ${what} a ${other}'s`);
 }
 
-/** Those of a database's file, which may be missing. A file that can't be read is left to its opening, which says what to do. */
+/** The services that have used a database file, which may be missing. What keeps a file from being read is told when it is opened. */
 async function servicesAt(file: string): Promise<readonly Service[]> {
   const database = attempt(() => inspectSqlite(file)) ?? null;
   try {
