@@ -11,6 +11,7 @@ import {
 } from "../../../test/support/stores/settlements.ts";
 import { Fault } from "../../core/fault.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
+import type { Hex } from "../../x402/types.ts";
 import type { SettleOutcome } from "./outcome.ts";
 import { createSettlementLimits, type SettlerOptions } from "./settler.ts";
 import { dueOf, markSending, type OpenPayment, paymentOf } from "./store.ts";
@@ -48,10 +49,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const row = await paymentOf(store().read, { tenant, id: key.id });
       if (row === null) throw new Error("it is not there");
       for (let n = 0; n < WAITING; n += 500) {
-        const some = Array.from(
-          { length: 500 },
-          (_, i) => `${row.nonce.slice(0, -4)}${String(n + i).padStart(4, "0")}`,
-        );
+        const some = Array.from({ length: 500 }, (_, i): Hex => `0x${String(n + i).padStart(64, "0")}`);
         const rows = some.map((nonce, i) => ({
           ...row,
           nonce,
