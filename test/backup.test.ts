@@ -53,7 +53,7 @@ test("a backup under load gives back every call that was acknowledged before it 
   expect(made).toEqual({
     code: 0,
     stdout: expect.stringMatching(
-      /^wrote \S+backup\.db and verified it: \d+ bytes, schema version \d+, all \d keys open\nthe copy opens only with [^\n]+\n$/,
+      /^wrote \S+backup\.db and verified it: \d+ bytes, schema version \d+, all \d keys open\n$/,
     ),
     stderr: "",
   });
@@ -107,7 +107,7 @@ test("a check tells a whole copy from a damaged one, from one of another key, an
   await using gateway = await startGateway();
   await gateway.token(ALICE);
   const backup = join(dir, "backup.db");
-  expect(await gateway.run("backup", backup)).toMatchObject({ code: 0, stderr: "" });
+  expect(await gateway.run("backup", backup)).toEqual({ code: 0, stdout: `wrote ${backup}\n`, stderr: "" });
   const check = (file: string, ...rest: string[]) => gateway.run("backup", "--verify", file, ...rest);
   const fails = (why: string) => ({ code: 1, stdout: "", stderr: expect.stringContaining(why) });
   expect(await check(backup)).toMatchObject({ code: 0, stdout: expect.stringContaining(`${backup} is complete: `) });

@@ -225,6 +225,16 @@ describe("a refusal whose body can't be read", () => {
   }
 });
 
+test("an agent's refusal that is streamed and stops coming is printed as far as it came, soon", async () => {
+  const stalled = new ReadableStream({ start: (body) => body.enqueue(new TextEncoder().encode("no, ")) });
+  const ended = await runOdd([AGENT, "--stream"], ({ url }) =>
+    url.includes("/stream")
+      ? new Response(stalled, { status: 400, headers: WITH_ID })
+      : Response.json({ ...ENDED, status: "failed", upstream_status: 400 }, { headers: HEADERS }),
+  );
+  expect(ended).toMatchObject({ code: 1, stdout: "no, ", stderr: expect.stringContaining("the agent answered 400") });
+});
+
 test("an encoding that can't be decoded is a failed answer", async () => {
   const headers = { ...WITH_ID, "content-encoding": "gzip, gzip, gzip" };
   const told = { stdout: "", stderr: expect.stringContaining("more than 2 encodings") };

@@ -242,10 +242,13 @@ async function streamed(run: CallRun, isMcp: boolean, what: string): Promise<und
   let held: Uint8Array | null = null;
   let problem = `the call ${run.invocation} failed: ${status}`;
   try {
-    const pieces = stream === null ? [] : bodyChunks(stream, { maxBytes: Number.POSITIVE_INFINITY });
-    if (isFailed) held = stream && (await startOf(pieces));
-    else for await (const piece of pieces) await print(piece);
-    if (!isFailed) return;
+    const limits = { maxBytes: Number.POSITIVE_INFINITY };
+    if (!isFailed) {
+      if (stream !== null) for await (const piece of bodyChunks(stream, limits)) await print(piece);
+      return;
+    }
+    const end = AbortSignal.timeout(5000);
+    held = stream && (await startOf(bodyChunks(stream, { ...limits, signal: end }), end));
   } catch (error) {
     problem = `the response of ${run.invocation} ended early: ${outboundError(error).message}`;
   } finally {
@@ -268,14 +271,18 @@ async function endOfStream(run: CallRun, status: number, held: Uint8Array | null
   throw cutShort(run, held === null || view?.status === "failed" ? view : null, told);
 }
 
-/** As much as the gateway keeps of a response: an upstream may send without end. */
-async function startOf(pieces: AsyncIterable<Uint8Array> | Iterable<Uint8Array>): Promise<Uint8Array> {
+/** As much as the gateway keeps of a response, and what has come when the signal ends the wait: it may go on without end. */
+async function startOf(pieces: AsyncIterable<Uint8Array>, end: AbortSignal): Promise<Uint8Array> {
   const read: Uint8Array[] = [];
   let length = 0;
-  for await (const piece of pieces) {
-    read.push(piece);
-    length += piece.length;
-    if (length >= MAX.capturedBytes) break;
+  try {
+    for await (const piece of pieces) {
+      read.push(piece);
+      length += piece.length;
+      if (length >= MAX.capturedBytes) break;
+    }
+  } catch (error) {
+    if (!end.aborted) throw error;
   }
   return Buffer.concat(read);
 }

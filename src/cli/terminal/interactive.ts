@@ -10,10 +10,10 @@ const ERASE_LINE = "\r\x1b[K";
 
 export const canAsk = () => process.stdin.isTTY && process.stderr.isTTY;
 
-/** Adds a problem where somebody would have to be asked, and nobody can be. @param why a sentence before it */
-export function requireAgreement({ command, flags, problems }: CommandLine, why = ""): void {
+/** Adds a problem where somebody would have to be asked, and nobody can be. */
+export function requireAgreement({ command, flags, problems }: CommandLine): void {
   if (flags.has("yes") || canAsk()) return;
-  problems.push(`${why}${command} can't be undone, and there is no terminal to ask on: add --yes if you are sure`);
+  problems.push(`${command} can't be undone, and there is no terminal to ask on: add --yes if you are sure`);
 }
 
 /** Asks whether to go on, unless --yes says so. @returns null to go on, and otherwise what to print */

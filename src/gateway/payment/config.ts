@@ -25,17 +25,17 @@ const byTenant = preparedRow(({ db, tables: { settlementConfigs: t } }) =>
 export const findSettlementConfig = (reader: Reader, tenant: string) => byTenant(reader, { tenant });
 
 /** What settles with a credential: the configuration, and the facilitators of open payments, all at once. */
-export const settlementsOfCredential: CredentialUses = async (reader, { tenant, credentialId }, after) => {
+export const settlementsOfCredential: CredentialUses = async (reader, { tenant, credentialId }, after, limit) => {
   if (after !== "") return [];
   const config = await findSettlementConfig(reader, tenant);
   const isConfigs = config?.facilitator_credential_ref === credentialId;
   const { payments: t } = reader.tables;
   // A collected payment needs no credential, and is final without it.
   const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.final_at));
-  const open = await reader.db
-    .selectDistinct({ url: t.facilitator_url })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled));
+  const isIts = and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled);
+  const urls = reader.db.select({ url: t.facilitator_url }).from(t).where(isIts);
+  // There may be thousands of payments, and few facilitators.
+  const open = await (limit === 1 ? urls.limit(1) : urls.groupBy(t.facilitator_url));
   return [
     ...(isConfigs ? [{ id: tenant, url: config.facilitator_url, name: "the settlement configuration" }] : []),
     ...open.map(({ url }) => ({ id: tenant, url, name: "a payment that is being settled" })),

@@ -1,5 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { generateKeyPairSync } from "node:crypto";
+import { once } from "node:events";
+import net from "node:net";
 import { ALICE, BOB, SERVER, TEST_CA } from "../../../test/support/http/certificates.ts";
 import { BASE } from "../../../test/support/network.ts";
 import { createOutbound, type Outbound } from "../../http/client/outbound.ts";
@@ -67,6 +69,32 @@ describe("a payment", () => {
         () => false,
       ),
     ).toEqual(refused);
+  });
+
+  test("has not left when the connection ends while it is being marked as sent", async () => {
+    const peer = Promise.withResolvers<net.Socket>();
+    let bytes = 0;
+    const server = net.createServer((socket) => {
+      socket.on("data", ({ length }) => {
+        bytes += length;
+      });
+      peer.resolve(socket);
+    });
+    const { port } = await new Promise<net.AddressInfo>((resolve) => {
+      server.listen(0, "127.0.0.1", () => resolve(server.address() as net.AddressInfo));
+    });
+    const markSending = async () => {
+      const socket = await peer.promise;
+      socket.end();
+      await once(socket, "close");
+      return true;
+    };
+    const outbound = createOutbound({ rules: null, extraCa: null });
+    const client = createFacilitatorClient({ outbound, timeoutMs: 10_000, openSecret });
+    const attempt = { ...ATTEMPT, facilitator_url: `http://127.0.0.1:${port}`, markSending };
+    expect((await client.settle(attempt, new AbortController().signal)).kind).toBe("unsent");
+    expect(bytes).toBe(0);
+    server.close();
   });
 
   test("may have left when the connection ends after it was written", async () => {

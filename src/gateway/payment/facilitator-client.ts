@@ -6,6 +6,7 @@ import { createPrivateKey, type KeyObject, type X509Certificate } from "node:cry
 import { parseCertificates } from "../../core/certificates.ts";
 import type { Span } from "../../core/tracing.ts";
 import type { ClientIdentity } from "../../http/client/connections.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
 import { exchangeJson, type Outbound, type OutboundRequest } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { type StopSignal, unlessAborted, untilFirst } from "../../kernel/wait.ts";
@@ -79,11 +80,18 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
           // Reading the secret can't be aborted, so the whole attempt is raced against the signal.
           return await unlessAborted(end, ask(attempt, end, onSend));
         } catch (error) {
-          const failure = end.aborted ? new Error("no answer in time") : error;
-          return { kind: isSent ? "unknown" : "unsent", why: failure instanceof Error ? failure.message : "failed" };
+          return unanswered(end.aborted ? new Error("no answer in time") : error, isSent);
         }
       }),
   };
+}
+
+/** The outcome of an attempt without an answer. @param isSent whether it was about to be sent */
+function unanswered(failure: unknown, isSent: boolean): SettleOutcome {
+  // The server may have closed the connection right before the first byte.
+  const isUnreached = failure instanceof OutboundError && failure.kind === "unreached";
+  const why = failure instanceof Error ? failure.message : "failed";
+  return { kind: isSent && !isUnreached ? "unknown" : "unsent", why };
 }
 
 export type FacilitatorClient = ReturnType<typeof createFacilitatorClient>;

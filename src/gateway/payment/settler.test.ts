@@ -11,9 +11,10 @@ import {
 } from "../../../test/support/stores/settlements.ts";
 import { Fault } from "../../core/fault.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
+import type { Hex } from "../../x402/types.ts";
 import type { SettleOutcome } from "./outcome.ts";
 import { createSettlementLimits, type SettlerOptions } from "./settler.ts";
-import { markSending, type OpenPayment, paymentOf } from "./store.ts";
+import { dueOf, markSending, type OpenPayment, paymentOf } from "./store.ts";
 
 /** As a facilitator that answers 403. */
 const REFUSED: SettleOutcome = { kind: "declined", definite: false, why: "" };
@@ -37,6 +38,39 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       if (store().isShared) clock.time += LEASE_MS;
       return key;
     }
+
+    test("of payments that wait at a facilitator without a slot, a thousand are searched for one at another, the latest first", async () => {
+      const tenant = await configured();
+      const { key } = await recorded(
+        replica(() => UNKNOWN),
+        await priced(tenant),
+      );
+      const [FULL, WAITING] = ["https://full.test", 3_000];
+      const row = await paymentOf(store().read, { tenant, id: key.id });
+      if (row === null) throw new Error("it is not there");
+      for (let n = 0; n < WAITING; n += 500) {
+        const some = Array.from({ length: 500 }, (_, i): Hex => `0x${String(n + i).padStart(64, "0")}`);
+        const rows = some.map((nonce, i) => ({
+          ...row,
+          nonce,
+          invocation_id: nonce,
+          facilitator_url: FULL,
+          next_attempt_at: n + i,
+        }));
+        await store().write(({ db, tables: { payments: t } }) => db.insert(t).values(rows));
+      }
+      const setDue = (next_attempt_at: number) =>
+        store().write(({ db, tables: { payments: t } }) =>
+          db.update(t).set({ next_attempt_at }).where(eq(t.invocation_id, key.id)),
+        );
+      const found = async () =>
+        (await dueOf(store().read, tenant, WAITING, 5, [FULL])).map((each) => each.invocation_id);
+      await setDue(WAITING - 1_000);
+      expect(await found()).toEqual([key.id]);
+      await setDue(WAITING - 1_100);
+      expect(await found()).toEqual([]);
+      await store().write(({ db, tables: { payments: t } }) => db.delete(t).where(eq(t.tenant, tenant)));
+    });
 
     test("a payment that a process may have sent before it ended is taken up, and counts as unknown", async () => {
       const tenant = await configured();

@@ -1,7 +1,21 @@
 // The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and closed
 // in the write that records the outcome. Only the look-up by the payment's key spans tenants, since an authorization can be
 // used only once on chain, for one tenant among all.
-import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, notInArray, type SQL, sql } from "drizzle-orm";
+import {
+  and,
+  asc,
+  desc,
+  eq,
+  exists,
+  gt,
+  isNotNull,
+  isNull,
+  lte,
+  notExists,
+  notInArray,
+  type SQL,
+  sql,
+} from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { isEnded } from "../../core/states.ts";
@@ -66,7 +80,13 @@ async function* tenantsBetween(reader: Reader, after: string, upTo: string | nul
   }
 }
 
-/** The tenant's due payments, earliest first. @param passedOver facilitators whose payments are left out */
+/** Due payments that are searched for those at another facilitator; SQLite takes 10 µs for each (measured). */
+const SEARCHED_MAX = 1_024;
+
+/**
+ * The tenant's due payments, earliest first. Without those at the facilitators that are passed over it searches the latest ones,
+ * since the others have been due for longest.
+ */
 export async function dueOf(
   reader: Reader,
   tenant: string,
@@ -76,9 +96,14 @@ export async function dueOf(
 ): Promise<OpenPayment[]> {
   const { payments: t } = reader.tables;
   const isDue = and(eq(t.tenant, tenant), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now));
-  const isNotSkipped = passedOver.length === 0 ? undefined : notInArray(t.facilitator_url, [...passedOver]);
-  const found = reader.db.select().from(t).where(and(isDue, isNotSkipped));
-  return (await found.orderBy(asc(t.next_attempt_at)).limit(limit)).filter(isOpen);
+  const due = reader.db.select().from(t).where(isDue);
+  if (passedOver.length === 0) return (await due.orderBy(asc(t.next_attempt_at)).limit(limit)).filter(isOpen);
+  const latest = due.orderBy(desc(t.next_attempt_at)).limit(SEARCHED_MAX).as("latest");
+  const found = reader.db
+    .select()
+    .from(latest)
+    .where(notInArray(latest.facilitator_url, [...passedOver]));
+  return (await found.orderBy(asc(latest.next_attempt_at)).limit(limit)).filter(isOpen);
 }
 
 /**

@@ -132,8 +132,8 @@ class UpstreamConnection implements IdleConnection {
     // It may have been stopped since it was dialled, and a signal that is aborted already would never end the exchange.
     if (request.signal.aborted) this.end();
     request.signal.throwIfAborted();
-    // The server may have closed it while `leaving` was awaited, and the socket emits no further event.
-    if (this.isEnded) throw new TransportError("ECONNRESET");
+    // The server may have closed it since it was dialled, and the socket emits no further event. Nothing has been sent.
+    if (this.isEnded) throw new TransportError("ENOTCONN");
     request.connected?.();
     const socket = this.#socket;
     socket.ref();
@@ -257,8 +257,13 @@ export function openTransport() {
   const pool = new IdleConnections<UpstreamConnection>();
   const slowDials = createLimiter({ size: SLOW_AT_ONCE, tooMany: "too many connections with long keys" });
 
-  async function dialSlowly(request: PinnedRequest): Promise<Dialled> {
-    const work = () => Promise.allSettled([dial(request), Bun.sleep(SLOW_DIAL_MS)]);
+  /** It is watched from its first moment on: the server may close it before it is used. */
+  async function connect(request: PinnedRequest, key: string): Promise<UpstreamConnection> {
+    return new UpstreamConnection(await dial(request), key, request, pool);
+  }
+
+  async function connectSlowly(request: PinnedRequest, key: string): Promise<UpstreamConnection> {
+    const work = () => Promise.allSettled([connect(request, key), Bun.sleep(SLOW_DIAL_MS)]);
     const [outcome] = await slowDials(request.tenant, work).catch(() => {
       throw new TransportError("EBUSY");
     });
@@ -267,8 +272,7 @@ export function openTransport() {
   }
 
   async function dialAndSend(request: PinnedRequest, key: string): Promise<Answer> {
-    const dialled = await (request.tlsContext.isSlowToSign ? dialSlowly(request) : dial(request));
-    return sendOn(new UpstreamConnection(dialled, key, request, pool), request);
+    return sendOn(await (request.tlsContext.isSlowToSign ? connectSlowly : connect)(request, key), request);
   }
 
   function sendOn(connection: UpstreamConnection, request: PinnedRequest): Promise<Answer> {

@@ -56,6 +56,7 @@ const REASONS: Readonly<Record<string, ErrorDetail>> = {
   ENETUNREACH: "connection_refused",
   ENETDOWN: "connection_refused",
   ECONNRESET: "connection_reset",
+  ENOTCONN: "connection_reset",
   EPIPE: "connection_reset",
   ETIMEDOUT: "connect_timeout",
 };

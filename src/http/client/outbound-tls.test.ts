@@ -1,7 +1,8 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
+import tls from "node:tls";
 import { sentText } from "../../../test/support/http/answer-body.ts";
-import { ALICE, BOB, CAROL, TEST_CA } from "../../../test/support/http/certificates.ts";
+import { ALICE, BOB, CAROL, SERVER, TEST_CA } from "../../../test/support/http/certificates.ts";
 import {
   answerOk,
   bind,
@@ -93,6 +94,20 @@ describe("a request over TLS", () => {
     for (const call of calls) expect((await call).status).toBe(200);
     // Four at once, each for 100 ms at least.
     expect(performance.now() - startedAt).toBeGreaterThan(290);
+  });
+
+  test("with such a key is told at once that the server closed the connection right after the handshake", async () => {
+    const server = tls.createServer(
+      { ...SERVER, ca: TEST_CA, requestCert: true, rejectUnauthorized: false },
+      (socket) => {
+        socket.on("error", () => {});
+        socket.end();
+      },
+    );
+    const url = `https://upstream.test:${await bind(server, "127.0.0.1")}/`;
+    const signal = AbortSignal.timeout(10_000);
+    const request = trusting("127.0.0.1").request(url, post({ tls: { ...CAROL, ca: null }, signal }));
+    expect(await kindOf(request)).toBe("unreached");
   });
 
   test("may have an identity that brings the root of its server, for itself only", async () => {

@@ -241,7 +241,7 @@ describe("errors of a request", () => {
       await closed;
     };
     const signal = AbortSignal.timeout(10_000);
-    expect(await kindOf(outboundOf().request(url, post({ signal, leaving })))).toBe("lost");
+    expect(await kindOf(outboundOf().request(url, post({ signal, leaving })))).toBe("unreached");
   });
 
   test("come only when no address can be connected", async () => {

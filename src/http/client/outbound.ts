@@ -69,7 +69,8 @@ export interface OutboundOptions {
 
 /**
  * Error codes of a failed dial. Linux reports ETIMEDOUT, EHOSTUNREACH and the like for established connections too, but the
- * transport turns all of those into ECONNRESET. EBUSY is the transport's own code for too many dials at once.
+ * transport turns all of those into ECONNRESET. Two codes are the transport's own: EBUSY for too many dials at once, and
+ * ENOTCONN for a connection that was closed before the first byte of the request.
  */
 const DIAL_FAILURES = new Set([
   "ECONNREFUSED",
@@ -83,6 +84,7 @@ const DIAL_FAILURES = new Set([
   "EPERM",
   "EINVAL",
   "EBUSY",
+  "ENOTCONN",
 ]);
 
 /** The host and the port, also where the URL leaves it to the scheme; and the address, unless the URL has it. */
