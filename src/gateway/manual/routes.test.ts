@@ -439,6 +439,8 @@ describe("the search of the manual", () => {
     ["disabling agents", "api#agents"],
     ["what happens when my agent is down", "api#failed-calls"],
     ["mainnet", "payments"],
+    ["token expired", "troubleshooting#401-for-a-good-token"],
+    ["localhost agent not allowed", "troubleshooting#400-for-localhost-or-a-private-address"],
   ])("shows for %p first %s", (words, id) => {
     expect(find(index, words)[0]?.id).toBe(id);
   });
