@@ -131,7 +131,7 @@ the facilitator that collects the tenant's payments; works while the gateway run
   "account add": account(
     "NAME --cert FILE [--max-per-transaction N] [--daily-ceiling N]",
     "let the facilitator settle for the holder of a client certificate",
-    `let the facilitator settle for the holder of this client certificate (PEM); limits are in atomic units and default
+    `let the facilitator settle for the holder of this client certificate (PEM); limits are in smallest units and default
 to those of the configuration; a running facilitator needs no restart`,
   ),
   "account list": account("[--json]", "print the facilitator's accounts"),

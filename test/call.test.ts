@@ -217,7 +217,9 @@ describe("a call that fails ends with 1", () => {
       );
       const silent = await run(["nobody", ...flags]);
       expect(silent).toMatchObject({ code: 1, stdout: "" });
-      expect(silent.stderr).toMatch(/^tollgate call: the call inv_\S+ failed: upstream_5xx, connection_refused\n$/);
+      expect(silent.stderr).toMatch(
+        /^tollgate call: the call inv_\S+ failed: upstream_5xx, connection_refused \(nothing takes connections .+\?\)\n$/,
+      );
     }
   });
 
@@ -265,7 +267,9 @@ describe("a streamed call", () => {
       {
         rest: "",
         code: 1,
-        stderr: expect.stringMatching(/: the call inv_\S+ failed: upstream_5xx, connection_reset\n$/),
+        stderr: expect.stringMatching(
+          /: the call inv_\S+ failed: upstream_5xx, connection_reset \(the upstream closed the connection before its response was whole\)\n$/,
+        ),
       },
     ]);
   });

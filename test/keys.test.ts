@@ -149,7 +149,7 @@ eachDatabase((database) => {
       code: 0,
       stdout: `all tokens issued to user ${ALICE.user} of tenant acme so far are refused within two seconds\n`,
       stderr: expect.stringContaining(
-        "the tenant acme is unknown: this database has no agent, credential or call of it; check its name",
+        "the tenant acme has no agent, credential or call here yet; check the spelling if it should",
       ),
     });
     const next = await mint(gateway);

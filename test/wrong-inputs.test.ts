@@ -178,7 +178,7 @@ const WRONG: readonly Wrong[] = [
   },
   {
     words: "account add a --cert client.crt --daily-ceiling 5usdc",
-    told: ["--daily-ceiling must be a whole number", "in atomic units (1 USDC is 1000000)"],
+    told: ["--daily-ceiling must be a whole number", "in smallest units (1 USDC is 1000000)"],
   },
   // The data directory of the other service, none, and one that can't be.
   {

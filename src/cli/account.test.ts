@@ -61,7 +61,7 @@ for (const [name, makePlace] of Object.entries(places)) {
         expect(await run("list")).toEqual({ code: 0, out: "there are no accounts\n", err: "" });
         expect(await run("add", "alice", "--cert", cert, "--daily-ceiling", "5000000")).toEqual({
           code: 0,
-          out: `added alice, certificate ${pki.client.fingerprint}\n`,
+          out: `added alice, certificate ${pki.client.fingerprint}\nat most 5000000 (5 USDC) a day\n`,
           err: "",
         });
         expect(await found()).toEqual({ name: "alice", maxPerTransaction: null, dailyCeiling: 5_000_000n });
@@ -86,7 +86,7 @@ for (const [name, makePlace] of Object.entries(places)) {
         expect((await run("remove-cert", "alice", "--cert", other)).out).toBe(
           `removed from alice, certificate ${next}; the account has no certificate left and can't settle payments\n`,
         );
-        expect((await run("list")).out).toMatch(/^alice +yes +none +default +5000000$/m);
+        expect((await run("list")).out).toMatch(/^alice +yes +none +default +5000000 \(5 USDC\)$/m);
         expect((await run("add-cert", "alice", "--cert", cert)).code).toBe(0);
         expect(await found()).toMatchObject({ name: "alice" });
         expect((await run("remove", "alice", "--yes")).out).toBe("removed alice\n");
@@ -113,7 +113,25 @@ test("the list is a table, in the order of the names", async () => {
   expect(rows).toHaveLength(3);
   expect(rows[0]).toMatch(new RegExp(`^bob        no       ${pki.otherClient.fingerprint}  default +default$`));
   expect(rows[1]).toBe(`${" ".repeat(20)}${pki.server.fingerprint}`);
-  expect(rows[2]).toMatch(new RegExp(`^zürich 株  yes      ${pki.client.fingerprint}  7 +default$`));
+  expect(rows[2]).toMatch(
+    new RegExp(`^zürich 株  yes      ${pki.client.fingerprint}  7 \\(0.000007 USDC\\) +default$`),
+  );
+});
+
+test("limits are shown in USDC too, and a maximum that refuses every payment is warned of", async () => {
+  const limits = ["--max-per-transaction", "1", "--daily-ceiling", "5"];
+  const { code, out, err } = await account(["add", "acme", "--cert", file("client.crt", pki.client.cert), ...limits]);
+  expect([code, out]).toEqual([
+    0,
+    `added acme, certificate ${pki.client.fingerprint}
+at most 1 (0.000001 USDC) a payment
+at most 5 (0.000005 USDC) a day
+`,
+  ]);
+  expect(err).toBe(
+    "warning: the maximum is below 100 (0.0001 USDC), the default of TOLLGATE_MIN_VALUE, so a facilitator with that default " +
+      "refuses every payment of acme; limits are in smallest units (1 USDC is 1000000)\n",
+  );
 });
 
 test("a command waits for a writer in another process", async () => {
@@ -147,8 +165,8 @@ describe("a bad account command", () => {
     expect(await account(["add", "alice", "--cert", join(dir, "none"), ...limits])).toEqual(
       refused(
         `--cert must be the path of a readable file with PEM certificates: ${join(dir, "none")} does not exist`,
-        "--max-per-transaction must be a whole number of at most 256 bits, in decimal digits only, in atomic units (1 USDC is 1000000)",
-        "--daily-ceiling must be a whole number of at most 256 bits, in decimal digits only, in atomic units (1 USDC is 1000000)",
+        "--max-per-transaction must be a whole number of at most 256 bits, in decimal digits only, in smallest units (1 USDC is 1000000)",
+        "--daily-ceiling must be a whole number of at most 256 bits, in decimal digits only, in smallest units (1 USDC is 1000000)",
       ),
     );
     expect(await account(["add"])).toEqual(

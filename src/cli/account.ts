@@ -4,6 +4,7 @@
 import { X509Certificate } from "node:crypto";
 import { certificateFile } from "../config/pem.ts";
 import { amount, valueProblem } from "../config/values.ts";
+import { VARIABLES } from "../config.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -20,6 +21,7 @@ import {
   setEnabled,
 } from "../facilitator/accounts.ts";
 import type { Store } from "../storage/store.ts";
+import { usdc } from "../x402/network.ts";
 import { begin, type CommandLine, type CommandOutcome, neededFlag, shownWord } from "./command-line.ts";
 import { type DataLocation, openDataDir, openStoreOf, requireDatabase, withStore } from "./open.ts";
 import { disagreement, requireAgreement } from "./terminal/interactive.ts";
@@ -86,10 +88,13 @@ function workOf(line: CommandLine): (store: Store) => Promise<CommandOutcome> {
   }
 }
 
+const UNITS = "smallest units (1 USDC is 1000000)";
+const inUsdc = (units: string): string => `${units} (${usdc(BigInt(units))} USDC)`;
+
 function readLimit({ flags, problems }: CommandLine, flag: string): string | null {
   const given = flags.get(flag) ?? null;
   if (given !== null && amount.parse(given) === undefined)
-    problems.push(`--${flag} must be ${amount.must}, in atomic units (1 USDC is 1000000)`);
+    problems.push(`--${flag} must be ${amount.must}, in ${UNITS}`);
   return given;
 }
 
@@ -119,7 +124,19 @@ async function withAccounts<T>(config: DataLocation, log: Log, work: (store: Sto
 
 async function add(store: Store, account: NewAccount): Promise<string> {
   const { name, fingerprint } = await addAccount(store, systemClock, account);
-  return `added ${name}, certificate ${fingerprint}\n`;
+  const { maxPerTransaction: most, dailyCeiling: ceiling } = account;
+  const least = VARIABLES.TOLLGATE_MIN_VALUE.fallback;
+  if (most !== null && BigInt(most) < least) {
+    process.stderr.write(
+      `warning: the maximum is below ${inUsdc(String(least))}, the default of TOLLGATE_MIN_VALUE, so a facilitator with ` +
+        `that default refuses every payment of ${name}; limits are in ${UNITS}\n`,
+    );
+  }
+  const limits = [
+    most === null ? "" : `at most ${inUsdc(most)} a payment\n`,
+    ceiling === null ? "" : `at most ${inUsdc(ceiling)} a day\n`,
+  ];
+  return `added ${name}, certificate ${fingerprint}\n${limits.join("")}`;
 }
 
 async function unknownAccount(store: Store, name: string, cause: Fault): Promise<StartupProblem> {
@@ -141,7 +158,9 @@ function accountsText(accounts: readonly ListedAccount[]): string {
   if (accounts.length === 0) return "there are no accounts\n";
   const rows = accounts.flatMap((account) => {
     const [first = NO_CERTIFICATE, ...others] = account.fingerprints;
-    const limits = [account.max_per_transaction ?? DEFAULT, account.daily_ceiling ?? DEFAULT];
+    const limits = [account.max_per_transaction, account.daily_ceiling].map((limit) =>
+      limit === null ? DEFAULT : inUsdc(limit),
+    );
     return [
       [account.name, account.enabled ? "yes" : "no", first, ...limits],
       ...others.map((fingerprint) => ["", "", fingerprint, "", ""]),

@@ -173,7 +173,7 @@ export async function openGatewayStore(location: DataLocation, log: Log): Promis
   throw new StartupProblem(`${mustBeOf("gateway", location)}: no gateway has used the database there yet`);
 }
 
-/** Warns on standard error of a tenant of which the database has nothing, since its name may be misspelt. */
+/** Tells on standard error that the database has nothing of the tenant: the tenant is new, or its name is misspelt. */
 export async function warnOfUnknownTenant({ read }: Store, tenant: string): Promise<void> {
   const { agents, credentials, invocations } = read.tables;
   const found = [agents, credentials, invocations].map((table) =>
@@ -181,7 +181,7 @@ export async function warnOfUnknownTenant({ read }: Store, tenant: string): Prom
   );
   if ((await Promise.all(found)).some((rows) => rows.length > 0)) return;
   process.stderr.write(
-    `the tenant ${tenant} is unknown: this database has no agent, credential or call of it; check its name\n`,
+    `the tenant ${tenant} has no agent, credential or call here yet; check the spelling if it should\n`,
   );
 }
 

@@ -32,8 +32,10 @@ export function quoted(word: string): string {
 /** Printed once, in addition to the log, when the master key has just been generated. @param url without a slash at its end */
 export function welcomeText({ dataDir, identity }: Pick<Config, "dataDir" | "identity">, url: string): string {
   const place = relative(process.cwd(), dataDir) === "data" ? "" : ` --data-dir ${quoted(dataDir)}`;
-  const token =
-    identity.oidc === null ? `${programText()} token --tenant acme --user me${place}` : `from ${identity.oidc.issuer}`;
+  // `bun run start` runs in the folder of the clone, wherever it is typed.
+  const where = process.cwd() === "/" ? "" : `  (run it in ${process.cwd()})`;
+  const mint = `${programText()} token --tenant acme --user me${place}${where}`;
+  const token = identity.oidc === null ? mint : `from ${identity.oidc.issuer}`;
   return `
   First start: tollgate created its data.
 

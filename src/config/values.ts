@@ -340,7 +340,7 @@ export function secretFile<T>({ must, parse, why }: Kind<T>): Kind<T> {
   };
 }
 
-/** An amount in atomic units of the token, or in wei. */
+/** An amount in smallest units of the token, or in wei. */
 export const amount: Kind<bigint> = {
   must: "a whole number of at most 256 bits, in decimal digits only",
   parse: (text) => parseUint256(text) ?? undefined,
@@ -361,7 +361,7 @@ function decimal(digits: number, what: string, least: bigint): Kind<bigint> {
 
 export const gwei = decimal(9, "gwei above 0", 1n);
 
-/** An amount of USDC in its smallest unit. */
+/** An amount of USDC in its smallest units. */
 export const usdcAmount = decimal(6, "USDC", 0n);
 
 const KEYS_MAX = 64;

@@ -73,7 +73,9 @@ export function suggest(word: string, words: Iterable<string>): string | null {
 function distanceBetween(typed: string, known: string): number {
   const edits = editDistance(typed, known);
   if (edits < DISTANCE_MAX) return edits;
-  if (typed.length >= BEGINNING_LETTERS && known.startsWith(typed)) return BEGINNING_DISTANCE;
+  // "price" begins "pricing".
+  const beginning = typed.replace(/e$/, "");
+  if (beginning.length >= BEGINNING_LETTERS && known.startsWith(beginning)) return BEGINNING_DISTANCE;
   return typed.length >= FAR_LETTERS && typed[0] === known[0] ? edits : DISTANCE_MAX + 1;
 }
 

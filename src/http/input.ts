@@ -89,20 +89,24 @@ function meantBy({ path, schema }: ValueError): string | null {
 }
 
 /**
- * The problem of a missing field: told is the unknown field beside it that is near to a known one, since that is the misspelt one.
+ * The problem of missing fields: told is the unknown field beside them that is near to a known one, since that is the misspelt one.
  *
  * @param later the problems after it: first those of missing fields of the same object, then its unknown fields
  */
 function missing({ path }: ValueError, later: ValueErrorIterator): Fault {
+  const fields = new Set([fieldOf(path)]);
   for (let left = MAX.jsonKeysCompared; left > 0; ) {
     const next = later.First();
     if (next === undefined || parentOf(next.path) !== parentOf(path)) break;
-    if (next.type === ValueErrorType.ObjectRequiredProperty) continue;
+    if (next.type === ValueErrorType.ObjectRequiredProperty) {
+      fields.add(fieldOf(next.path));
+      continue;
+    }
     const meant = next.type === ValueErrorType.ObjectAdditionalProperties ? meantBy(next) : null;
     if (meant !== null) return unknownField(fieldOf(next.path), meant);
     left--;
   }
-  return invalidField(fieldOf(path), "required");
+  return invalidField([...fields].join(", "), "required");
 }
 
 function unknownField(field: string, meant: string | null, known: readonly string[] = []): Fault {

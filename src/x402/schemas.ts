@@ -16,7 +16,7 @@ const paymentRequirements = (network: Network) =>
     {
       scheme,
       network: named(network),
-      maxAmountRequired: amount("The price in the smallest unit, as a decimal string."),
+      maxAmountRequired: amount("The price in smallest units, as a decimal string."),
       resource: Type.String({ description: "The URL of the call.", format: "uri" }),
       description: text("What is paid for."),
       mimeType: text("The media type of what is paid for; may be empty."),
@@ -59,7 +59,7 @@ const payment = (network: Network) =>
             {
               from: address("The payer."),
               to: address("The payee."),
-              value: amount("In the smallest unit."),
+              value: amount("In smallest units."),
               validAfter: seconds("The beginning"),
               validBefore: seconds("The end"),
               nonce: Type.String({ pattern: "^0x[0-9a-fA-F]{64}$", description: "Used once by this payer." }),

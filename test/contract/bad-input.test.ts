@@ -167,6 +167,7 @@ contract((at) => {
     ],
     ["POST", "/v1/agents", { name: "a", pricing: { amonut: "1" } }, "pricing.amonut", "amount"],
     ["POST", "/v1/agents", { name: "a", pricing: { ...PRICING, tolls: {} } }, "pricing.tolls", "tools"],
+    ["POST", "/v1/agents", { name: "a", price: "1" }, "price", "pricing"],
     ["POST", "/v1/agents", { url: "https://a.example.com" }, "url", "upstream_url"],
     ["PATCH", "/v1/agents/{id}", { pricing: { payTo: "x" } }, "pricing.payTo", "pay_to"],
     ["POST", "/v1/credentials", { name: "c", plaintxt: "s" }, "plaintxt", "plaintext"],
@@ -193,7 +194,9 @@ contract((at) => {
     const tenant = at.tenant();
     const error = async (json: unknown) => (await tenant.send("POST", "/v1/agents", { json })).body.error;
     expect(await error({ x: 1 })).toBe("name: required");
-    expect(await error({ name: "a", pricing: { x: 1 } })).toBe("pricing.amount: required");
+    expect(await error({ name: "a", pricing: { x: 1 } })).toBe(
+      "pricing.amount, pricing.asset, pricing.network, pricing.pay_to: required",
+    );
     const many = Object.fromEntries(Array.from({ length: 4_000 }, (_, number) => [`field_${number}`, number]));
     expect(await error({ ...many, nmae: "a" })).toBe("name: required");
   });

@@ -86,7 +86,7 @@ eachDatabase((database) => {
       const misspelt = ["--tenant", `${tenant.name}x`, "--facilitator", facilitator.url, "--bundle", good];
       const warned = await gateway.run("settlement", "set", ...misspelt);
       expect(warned).toMatchObject({ code: 0, stdout: expect.stringContaining("x settles at ") });
-      expect(warned.stderr).toContain(`the tenant ${tenant.name}x is unknown: this database has no agent`);
+      expect(warned.stderr).toContain(`the tenant ${tenant.name}x has no agent, credential or call here yet`);
 
       // Open payments keep the facilitator and the credential that they were sent with, so another one has its own.
       const both = await Promise.all([1, 2].map(() => set(unknown, "https://elsewhere.test:8443")));

@@ -5,6 +5,7 @@
 import { isId } from "../../core/id.ts";
 import { printable } from "../../core/text.ts";
 import { systemClock } from "../../core/time.ts";
+import api from "../../gateway/manual/api.md" with { type: "text" };
 import { type Answer, OutboundError } from "../../http/client/exchange.ts";
 import { retryAfterMs } from "../../http/client/outbound.ts";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
@@ -313,10 +314,18 @@ function viewProblem(view: unknown): string | null {
   return Buffer.from(body, "base64").toString("base64") === body ? null : "response_body_b64 is not valid";
 }
 
+/** What the manual's page on the API says of the reason, without the targets of its links. */
+function explained(detail: string): string {
+  const [, sentence = ""] = new RegExp(`^\\| \`${RegExp.escape(detail)}\` \\| (.+) \\|$`, "m").exec(api) ?? [];
+  return sentence === "" ? detail : `${detail} (${sentence.replaceAll(/\[([^\]]+)\]\([^)]+\)/g, "$1")})`;
+}
+
 export function whyFailed({ invocation }: CallRun, view: CallView): RunEnd {
   const { error_class, error_detail, upstream_status } = view;
   const answered = upstream_status && upstream_status >= 400 && `the agent answered ${upstream_status}`;
-  const reasons = [error_class, answered, error_detail, paymentIn(view)].filter(Boolean).join(", ");
+  const reasons = [error_class, answered, error_detail && explained(error_detail), paymentIn(view)]
+    .filter(Boolean)
+    .join(", ");
   return new RunEnd("failed", `the call ${invocation} failed: ${reasons || "no reason is known"}`, view);
 }
 

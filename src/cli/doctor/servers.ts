@@ -214,7 +214,7 @@ function base(url: string): string {
 
 async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[]> {
   const { name } = group.network;
-  const unseen = "whether the tenant has an account there can't be seen from here (`tollgate account list` there)";
+  const unseen = "run `tollgate account list` at the facilitator to see whether the tenant has an account";
   return findings(named(group), await facilitatorProblems(group, outbound), `it answers and knows ${name}; ${unseen}`);
 }
 

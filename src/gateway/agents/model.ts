@@ -24,14 +24,14 @@ const amount = (description: string) =>
     pattern: "^[0-9]+$",
     maxLength: UINT256_DIGITS_MAX,
     description,
-    "x-expected": `a string of 1 to ${UINT256_DIGITS_MAX} digits, in the asset's smallest unit: 10000 is 0.01 USDC`,
+    "x-expected": `a string of 1 to ${UINT256_DIGITS_MAX} digits, in the asset's smallest units: 10000 is 0.01 USDC`,
   });
 
 const pricing = ({ name, token }: Network) =>
   shape(
     "Pricing",
     {
-      amount: amount("Price of one call in the asset's smallest unit; `0` is free."),
+      amount: amount("Price of one call in the asset's smallest units; `0` is free."),
       asset: Type.Literal(token.symbol, { description: "The token.", "x-expected": token.symbol }),
       network: Type.Literal(name, { description: "The chain.", "x-expected": name }),
       pay_to: Type.String({

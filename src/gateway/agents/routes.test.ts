@@ -407,13 +407,13 @@ describe("creating an agent", () => {
       (amount): [string, object, string] => [
         `the amount ${JSON.stringify(amount)}`,
         fresh({ pricing: { ...PRICING, amount } }),
-        "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest unit: 10000 is 0.01 USDC",
+        "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest units: 10000 is 0.01 USDC",
       ],
     ),
     [
       "a numeric amount",
       fresh({ pricing: { ...PRICING, amount: 5 } }),
-      "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest unit: 10000 is 0.01 USDC",
+      "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest units: 10000 is 0.01 USDC",
     ],
     [
       "an amount of more than 256 bits",
@@ -428,7 +428,7 @@ describe("creating an agent", () => {
     [
       "a tool price of no form",
       fresh({ ...MCP, pricing: { ...PRICING, tools: { "a\nb": 5 } } }),
-      "pricing.tools.a\nb: must be a string of 1 to 78 digits, in the asset's smallest unit: 10000 is 0.01 USDC",
+      "pricing.tools.a\nb: must be a string of 1 to 78 digits, in the asset's smallest units: 10000 is 0.01 USDC",
     ],
     [
       "a tool name with a control character",

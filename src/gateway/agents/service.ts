@@ -32,7 +32,7 @@ export interface AgentDeps {
 }
 
 export interface Price {
-  /** In the asset's smallest unit; above zero. */
+  /** In the asset's smallest units; above zero. */
   readonly amount: bigint;
   /** As the agent's owner wrote it. */
   readonly pay_to: string;

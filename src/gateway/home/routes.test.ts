@@ -78,6 +78,7 @@ describe("the root", () => {
   test("shows the command in the words of a clone where the gateway runs from its source", async () => {
     const page = await (await ask(edgeOf({ isBinary: false }), { accept: BROWSER })).text();
     expect(page).toContain(`<code>npx --yes bun@${Bun.version} src/main.ts token --tenant acme --user me</code>`);
+    expect(page).toContain("Run this where the gateway runs, in the folder of the clone:");
   });
 
   test("runs no script but the manual's copy button, loads nothing from elsewhere, and is bound to that", async () => {

@@ -62,7 +62,7 @@ interface HomeOptions {
 
 export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBinary, publicUrl }: HomeOptions) {
   const program = isBinary ? NAME : `npx --yes bun@${Bun.version} src/main.ts`;
-  const token = hasLocalIssuer ? localToken(program) : FOREIGN_TOKEN;
+  const token = hasLocalIssuer ? localToken(program, isBinary ? "" : ", in the folder of the clone") : FOREIGN_TOKEN;
   const pageOf = (isReady: boolean): Asset => {
     const page = pageAsset(pageHtml(version, isReady, token));
     return { ...page, headers: { ...page.headers, ...VARIES } };
@@ -95,7 +95,8 @@ export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBina
 /** @param program the words that run a command of this program */
 const localToken = (
   program: string,
-) => `<p>Every request to <code>/v1</code> needs a token. Run this where the gateway runs:</p>
+  folder: string,
+) => `<p>Every request to <code>/v1</code> needs a token. Run this where the gateway runs${folder}:</p>
       <div class="code"><pre tabindex="0"><code>${program} token --tenant acme --user me</code></pre></div>
       <p>Paste the token that it prints into <strong>Authorize</strong> in Swagger, or send it as
       <code>Authorization: Bearer …</code>. <a href="docs/start">First call</a> goes on from here, step by step.</p>`;

@@ -31,7 +31,7 @@ const Settlement = Type.Object(
   {
     status: choice(SETTLEMENT_STATUSES, { description: "How far the settlement of the payment is." }),
     tx_hash: Type.Optional(Type.String({ description: "The transaction that collected the payment." })),
-    settled_amount: Type.Optional(Type.String({ description: "In the asset's smallest unit, a decimal string." })),
+    settled_amount: Type.Optional(Type.String({ description: "In the asset's smallest units, a decimal string." })),
     operator_amount: Type.Optional(Type.String({ description: "settled_amount minus facilitator_fee." })),
     facilitator_fee: Type.Optional(Type.String({ description: "What the facilitator keeps, a decimal string." })),
     attempts: Type.Optional(Type.Integer({ minimum: 0, description: "How often the facilitator was asked." })),
@@ -56,7 +56,7 @@ const shared = {
   mcp_tool: text("The tool of a `tools/call`; of an mcp agent only."),
   payment_network: text("The chain of the payment; null for a call that was not paid for."),
   payment_asset: text("The token of the payment."),
-  payment_amount: text("The price that was paid, in the token's smallest unit."),
+  payment_amount: text("The price that was paid, in the token's smallest units."),
   payment_payer: text("Who signed the payment."),
   payment_nonce: text("The nonce of the payment's authorization."),
   created_at: timestamp("When the call was accepted."),

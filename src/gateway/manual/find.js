@@ -10,7 +10,7 @@ const FUZZY_LETTERS_MIN = 6;
 /** Of a question, such as "how do I get paid" or "my token was lost". "Without" is none: it turns a question round. */
 const SMALL = new Set(
   (
-    "a an and are at be been but by can can't did do does don't example for forgot from get has have how i is it me my of on " +
+    "a an and are at be been but by can can't did do does don't example for forgot from get happens has have how i is it me my of on " +
     "or our show that the there this to was we were what when where which who why with you your"
   ).split(" "),
 );
@@ -18,7 +18,15 @@ const SMALL = new Set(
 const wordsOf = (text) => text.toLowerCase().match(WORDS) ?? [];
 
 /** A plural finds the singular, and the other way round. */
-const stem = (word) => (word.length > 3 ? word.replace(/ies$/, "y").replace(/(?<=[^s])s$/, "") : word);
+const singular = (word) => (word.length > 3 ? word.replace(/ies$/, "y").replace(/(?<=[^s])s$/, "") : word);
+
+/** "charging" and "charged" find "charge", "stopping" finds "stop", and the other way round. */
+function stem(word) {
+  const base = singular(word).replace(/ied$/, "y");
+  const [, root] = /^(.*[aeiouy].*?)(?:ing|(?<!e)ed)$/.exec(base) ?? [];
+  if (root === undefined || root.length < 3) return base.length > 4 ? base.replace(/e$/, "") : base;
+  return root.replace(/(?<=...)([bdgmnprt])\1$/, "$1").replace(/(?<=...)e$/, "");
+}
 
 /** Each two neighbours of a line in one piece, so that "ratelimit" finds "Rate limits". */
 const pairsOf = (line) => wordsOf(line).map((word, at, words) => (at === 0 ? "" : words[at - 1] + word));
@@ -64,11 +72,14 @@ function wantedOf(words, isEmpty = (word) => SMALL.has(word)) {
 /** Each section is about tollgate, so this word finds one only together with the next: "tollgate call". */
 const isNameOrSmall = (word) => word === "tollgate" || SMALL.has(word);
 
-const nameOf = (text) => wantedOf(wordsOf(text)).map(stem).join("");
+const nameOf = (text) => wantedOf(wordsOf(text)).map(singular).join("");
+
+/** Where fewer sections have all words, those that have any of them follow. */
+const ENOUGH = 3;
 
 /**
  * The sections with the wanted heading, and then those that have all words, or begin with them, best first. Where there is none:
- * those with words of a similar spelling, and last those with any of the words.
+ * those with words of a similar spelling. Where these are few, those with any of the words follow.
  */
 export function find(index, wanted) {
   const words = wanted.split(/\s+/).filter((word) => wordsOf(word).length > 0);
@@ -76,16 +87,19 @@ export function find(index, wanted) {
   const joined = wantedOf(words).length > 1 ? [{ queries: [nameOf(wanted)], boost: PHRASE_BOOST }] : [];
   const fuzzy = { fuzzy: (term) => term.length >= FUZZY_LETTERS_MIN && 0.2, maxFuzzy: 2 };
   const all = { combineWith: "OR", queries: [...joined, { combineWith: "AND", queries }] };
+  const any = { combineWith: "OR", queries };
   for (const [query, options] of [
     [all, {}],
     [all, fuzzy],
-    [{ combineWith: "OR", queries }, fuzzy],
+    [any, fuzzy],
   ]) {
     const found = index.search(query, options);
     const named = [wordsOf, nameOf].flatMap((spelt) =>
       found.filter(({ title }) => String(spelt(title)) === String(spelt(wanted))),
     );
-    if (found.length > 0) return [...new Set([...named, ...found])];
+    const others = found.length > 0 && found.length < ENOUGH ? index.search(any, options) : [];
+    const ids = new Map([...named, ...found, ...others].map((hit) => [hit.id, hit]));
+    if (found.length > 0) return [...ids.values()];
   }
   return [];
 }

@@ -428,8 +428,34 @@ describe("the search of the manual", () => {
     ["change data folder", "operations#data-directory"],
     ["turn off body capture", "security#what-is-logged-and-stored"],
     ["gateway crashed", "troubleshooting#it-does-not-start"],
+    ["why is my call failing", "start#when-a-call-fails"],
+    ["charging for calls", "payments"],
+    ["setting a price", "payments#set-a-price"],
+    ["paying", "payments#pay-for-a-call"],
+    ["uninstalling", "install#uninstall"],
+    ["is it safe to retry", "api#idempotency-keys"],
+    ["metrics grafana", "monitoring#metrics"],
+    ["disable an agent", "api#agents"],
+    ["disabling agents", "api#agents"],
+    ["what happens when my agent is down", "api#failed-calls"],
+    ["mainnet", "payments"],
+    ["token expired", "troubleshooting#401-for-a-good-token"],
+    ["localhost agent not allowed", "troubleshooting#400-for-localhost-or-a-private-address"],
   ])("shows for %p first %s", (words, id) => {
     expect(find(index, words)[0]?.id).toBe(id);
+  });
+
+  test("finds every form of a word, and follows few sections with all words by those with any", () => {
+    const forms = (words: string) => find(index, words).map(({ id }) => id);
+    for (const [form, other] of [
+      ["retries", "retrying"],
+      ["charges", "charged"],
+      ["stopped", "stopping"],
+    ] as const) {
+      expect([form, forms(form)]).toEqual([form, forms(other)]);
+    }
+    const [first, ...others] = forms("userdel docker");
+    expect([first, others.length > 3]).toEqual(["install#uninstall", true]);
   });
 
   test("finds nothing by a word that no page has", () => {

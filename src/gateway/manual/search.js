@@ -32,7 +32,8 @@ function loadedIndex() {
 /** The text around the first word that was found, with every found word marked. */
 function excerptOf({ text, terms }) {
   const words = terms.map((term) => term.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).sort((a, b) => b.length - a.length);
-  const pattern = new RegExp(`(${words.join("|")})`, "gi");
+  // The index has words without their endings.
+  const pattern = new RegExp(`((?:${words.join("|")})(?:e[sd]?|s|ing)?)`, "gi");
   const at = Math.max(0, text.search(pattern));
   // From one blank to another, so that no word is cut.
   const start = at < AROUND ? 0 : text.lastIndexOf(" ", at - AROUND) + 1;

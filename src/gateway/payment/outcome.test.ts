@@ -106,6 +106,18 @@ describe("an answer of a facilitator", () => {
     expect(outcomeOf({ status: 429, body: {} }, EXPECTED).kind).toBe("declined");
   });
 
+  test("is logged with the usual reasons of its status, and without its own text", () => {
+    const whyOf = (status: number) => {
+      const outcome = outcomeOf({ status, body: { error: "secret" } }, EXPECTED);
+      return outcome.kind === "declined" ? outcome.why : outcome.kind;
+    };
+    expect([400, 403, 429].map(whyOf)).toEqual([
+      "answered 400, usually because it is not a facilitator, or takes other requests",
+      "answered 403, usually because the tenant's certificate belongs to no account that is enabled",
+      "answered 429, usually because the amount is above a limit of the account, or below the facilitator's minimum",
+    ]);
+  });
+
   test("names a fee only as plain digits up to the amount", () => {
     const fee = (facilitatorFee: unknown) => {
       const outcome = outcomeOf({ status: 200, body: { ...success, facilitatorFee } }, EXPECTED);

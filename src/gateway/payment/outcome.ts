@@ -43,8 +43,12 @@ const DIGITS = /^[0-9]{1,78}$/;
 
 const unknown = (why: string): SettleOutcome => ({ kind: "unknown", why });
 
-/** Statuses that decline a first attempt. They are about the request or account, and not about earlier attempts. */
-const REFUSALS: ReadonlySet<number> = new Set([400, 403, 429]);
+/** Statuses that decline a first attempt, each with its usual reasons. They say nothing about earlier attempts. */
+const REFUSALS: ReadonlyMap<number, string> = new Map([
+  [400, "usually because it is not a facilitator, or takes other requests"],
+  [403, "usually because the tenant's certificate belongs to no account that is enabled"],
+  [429, "usually because the amount is above a limit of the account, or below the facilitator's minimum"],
+]);
 
 /** An `errorReason`, in any letter case, that means: the transfer has been broadcast. */
 const PENDING = /pending/i;
@@ -66,7 +70,10 @@ export function outcomeOf({ status, body, retryAfter, finalAfter }: JsonAnswer, 
   if (!isAbsent(transaction) && transaction !== "") return unknown("a failure that names a transaction");
   const mayHaveLanded = USED.test(reason);
   if (status === 429 && retryAfter !== undefined) return { kind: "deferred", why: "answered 429, to ask again later" };
-  if (REFUSALS.has(status)) return { kind: "declined", definite: false, mayHaveLanded, why: `answered ${status}` };
+  const usual = REFUSALS.get(status);
+  if (usual !== undefined) {
+    return { kind: "declined", definite: false, mayHaveLanded, why: `answered ${status}, ${usual}` };
+  }
   if (status !== 200) return unknown(`answered ${status}`);
   if (!isObject) return unknown("the answer is no JSON object");
   if (answer["success"] !== false) return unknown("the answer does not say whether it succeeded");

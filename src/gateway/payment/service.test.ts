@@ -99,7 +99,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect(await shown(key)).toEqual(["failed", null, "settlement_failed"]);
       expect(await kindOf(at.payments.recall(tenant, key.id))).toBe("payment_required");
       await expect(at.payments.recall(tenant, key.id)).rejects.toThrow(
-        /^the facilitator declined the payment, and nothing was collected; .* has too little USDC/,
+        /^the facilitator declined the payment, and nothing was collected; .* has too little USDC, the amount is below the facilitator's minimum/,
       );
       expect([await total(tenant, "pending"), await total(tenant, "settlement_failed")]).toEqual([0, 1]);
       await at.settler.stop(0);

@@ -334,7 +334,7 @@ export class PaymentRefused extends Fault {
 /** What the caller is told, by the reason of the settlement. Each is true of the one payment: another may have landed. */
 const NOT_SETTLED: Readonly<Record<string, string>> = {
   declined:
-    "the facilitator declined the payment, and nothing was collected; usual reasons: the payer has too little USDC, a limit is reached, or the tenant has no account at the facilitator, whose log says which",
+    "the facilitator declined the payment, and nothing was collected; usual reasons: the payer has too little USDC, the amount is below the facilitator's minimum, a limit is reached, or the tenant has no account at the facilitator, whose log says which",
   expired:
     "the payment expired before the facilitator took it, and nothing was collected; sign a new payment to try again",
   cancelled: "the call was cancelled before its payment was sent, and nothing was collected",
