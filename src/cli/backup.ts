@@ -180,12 +180,7 @@ function moveAway(path: string): string | null {
 }
 
 /** @returns null, or what to print when the operator does not agree */
-async function record(
-  line: CommandLine,
-  config: Config,
-  file: string | null,
-  log: Log,
-): Promise<CommandVerdict | null> {
+async function record(line: CommandLine, config: Config, file: string | null, log: Log) {
   const { databaseUrl, dataDir } = config;
   return withStore(openStore({ databaseUrl, dataDir, log, clock: systemClock }), async (store) => {
     const { signingKeys } = store.read.tables;
@@ -200,11 +195,12 @@ async function record(
   });
 }
 
-/** Asks before calls are ended in what may be the latest state as well, which would still make them. */
+/** Asks before calls are ended: if the database is the latest state and no older one, a start would still make them. */
 async function disagreementToEnd(line: CommandLine, store: Store): Promise<CommandVerdict | null> {
+  // A script that runs the command has put the older state there itself.
+  if (!canAsk()) return null;
   const { calls, paid } = await waitingCalls(store);
-  // A script has always put the older state there itself.
-  if (calls === 0 || !canAsk()) return null;
+  if (calls === 0) return null;
   const ends = `this ends ${calls} waiting ${calls === 1 ? "call" : "calls"}, ${paid} of them paid`;
   return disagreement(line, `Nothing in the database tells that it was restored, and ${ends}.`);
 }

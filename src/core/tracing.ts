@@ -105,6 +105,7 @@ export const SAMPLERS = [
   "parentbased_always_off",
   "parentbased_traceidratio",
 ] as const;
+
 export interface TracingOptions {
   /** The collector's base URL. */
   readonly endpoint: string;

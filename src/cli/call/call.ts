@@ -1,5 +1,5 @@
-// `tollgate call` makes one call over HTTP, as any caller would, and prints the agent's response. If the call has a price,
-// the command pays it, up to --max-price. Standard output has the response alone, byte for byte; all else goes to standard error.
+// `tollgate call`: makes one call over HTTP, pays its price up to --max-price, and prints the agent's response. Standard output has
+// only the response, byte for byte; everything else goes to standard error.
 import { fstatSync } from "node:fs";
 import type { Static, TSchema } from "@sinclair/typebox";
 import {

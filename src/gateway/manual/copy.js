@@ -4,7 +4,7 @@ const COPIED_MS = 2000;
 /** Read out by screen readers when its text changes. */
 const said = document.getElementById("said");
 
-/** Copies the text. A page that came without TLS from another machine has no clipboard of its own, so there it is a selection's. */
+/** Copies the text. A page that came from another machine without TLS may not use the clipboard, so it copies a selection. */
 async function copy(text) {
   if (navigator.clipboard !== undefined) return navigator.clipboard.writeText(text);
   const area = document.createElement("textarea");

@@ -34,7 +34,7 @@ export const settlementsOfCredential: CredentialUses = async (reader, { tenant, 
   const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.final_at));
   const isIts = and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled);
   const urls = reader.db.select({ url: t.facilitator_url }).from(t).where(isIts);
-  // There may be thousands of payments, and few facilitators.
+  // One payment is enough to refuse a deletion. Otherwise all facilitators are wanted, which are few for thousands of payments.
   const open = await (limit === 1 ? urls.limit(1) : urls.groupBy(t.facilitator_url));
   return [
     ...(isConfigs ? [{ id: tenant, url: config.facilitator_url, name: "the settlement configuration" }] : []),

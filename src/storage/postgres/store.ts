@@ -169,23 +169,27 @@ const CALM_FACTOR = 4;
  */
 export async function openDatabaseClock(options: { ask(): Promise<number>; readonly everyMs?: number }) {
   const { ask, everyMs = ASK_EVERY_MS } = options;
-  let offset: number | null = null;
 
-  /** Asks for the time. @returns whether the clock had to be corrected */
-  async function synchronise(): Promise<boolean> {
+  /** The bounds of the offset to the monotonic clock: the server read its time at some moment of the round trip. */
+  async function measure() {
     const askedAt = performance.now();
     const time = await ask();
-    const answeredAt = performance.now();
-    // The server read its time at some moment of the round trip. A clock that agrees with one of those moments is not touched.
-    const [least, most] = [time - answeredAt, time - askedAt];
-    const known = offset ?? (least + most) / 2;
-    offset = Math.min(Math.max(known, least), most);
-    return offset !== known;
+    return { least: time - performance.now(), most: time - askedAt };
   }
 
-  await synchronise();
+  const { least, most } = await measure();
+  let offset = (least + most) / 2;
+
+  /** Corrects the clock only where it is out of bounds. @returns whether it was */
+  async function synchronise(): Promise<boolean> {
+    const { least, most } = await measure();
+    const isWrong = offset < least || offset > most;
+    offset = Math.min(Math.max(offset, least), most);
+    return isWrong;
+  }
+
   const asking = poll({ leastMs: everyMs, mostMs: everyMs * CALM_FACTOR }, () => synchronise().catch(() => true));
-  return { now: () => Math.round((offset ?? 0) + performance.now()), stop: asking.stop };
+  return { now: () => Math.round(offset + performance.now()), stop: asking.stop };
 }
 
 /** A string literal, independent of `standard_conforming_strings`. */
