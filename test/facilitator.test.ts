@@ -219,7 +219,7 @@ describe("the stop of a facilitator", () => {
     await chain.pauseMining();
     const waiting = first.settle(payment);
     const pool = async () => Number(((await chain.rpc("txpool_status")) as { pending: string }).pending);
-    while ((await pool()) === 0) await Bun.sleep(10);
+    await until(async () => (await pool()) !== 0);
     await first.stop();
     // An answer that nobody takes for final: the hash that may still land, or that it is still being settled.
     const [status, body] = (await waiting) as [number, { success?: boolean; transaction?: string }];

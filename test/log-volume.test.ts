@@ -3,6 +3,7 @@ import { expect, test } from "bun:test";
 import { ask, idOf } from "./support/gateway/api.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { startGateway } from "./support/gateway/gateway.ts";
+import { until } from "./support/until.ts";
 
 const TIMES = 20;
 /** Of a call that is refused or fails: its request, what went wrong, its end. */
@@ -47,7 +48,7 @@ test("a request of a tenant causes three lines at most, however long its parts a
     await Promise.all(Array.from({ length: TIMES }, request));
     // The log is written a moment later; what follows has come when this line has.
     await send(`/v1/agents/mark-${before}`);
-    while (!gateway.log().includes(`mark-${before}`)) await Bun.sleep(10);
+    await until(() => gateway.log().includes(`mark-${before}`));
     const lines = linesOf().slice(before);
     expect(lines.length).toBeGreaterThanOrEqual(TIMES);
     expect(lines.length).toBeLessThanOrEqual(TIMES * LINES_MAX + 2);
@@ -57,7 +58,7 @@ test("a request of a tenant causes three lines at most, however long its parts a
   const startedAt = performance.now();
   await Promise.all(Array.from({ length: 200 }, () => send(`/v1/${LONG}`, { headers: { authorization: LONG } })));
   const seconds = Math.ceil((performance.now() - startedAt) / 1000);
-  while (!gateway.log().includes("unauthenticated_requests")) await Bun.sleep(10);
+  await until(() => gateway.log().includes("unauthenticated_requests"));
   expect(linesOf().length - from).toBeLessThanOrEqual(seconds * 21 + 2);
 });
 

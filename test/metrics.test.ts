@@ -14,6 +14,7 @@ import { startUpstream } from "./support/http/upstream.ts";
 import { newMasterKey } from "./support/keys.ts";
 import { METRICS, metricsUrl, type Scrape, scrape, scrapeUntil } from "./support/metrics.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
+import { until } from "./support/until.ts";
 
 const TENANT = "acme-of-the-test";
 const env = { TOLLGATE_METRICS_PORT: "0" };
@@ -196,7 +197,7 @@ test.concurrent("of two replicas each counts what it ended, and the calls of one
   gate.resolve();
   const total = async (labels: Record<string, string>) =>
     ended(await scrape(second), labels) + ended(await scrape(third), labels);
-  while ((await total({})) < 3) await Bun.sleep(100);
+  await until(async () => (await total({})) >= 3);
   expect(await total({ error_class: "internal" })).toBe(1);
   expect(await total({ status: "succeeded" })).toBe(2);
   await upstream.stop();
@@ -269,7 +270,7 @@ describe("the metrics port", () => {
       return socket.on("close", () => closed++);
     });
     // Seven eighths of 256 are left to this address.
-    while (closed < 300 - 224) await Bun.sleep(10);
+    await until(() => closed >= 300 - 224);
     expect((await fetch(`${gateway.url}/healthz`)).status).toBe(200);
     const { promise: answered, resolve } = Promise.withResolvers<string>();
     const other = connect({ port, host: "127.0.0.1", localAddress: "127.0.0.2" }, () =>
@@ -277,7 +278,7 @@ describe("the metrics port", () => {
     );
     other.once("data", (bytes) => resolve(String(bytes)));
     expect(await answered).toStartWith("HTTP/1.1 200");
-    while (!gateway.log().includes('"event":"connections_refused"')) await Bun.sleep(10);
+    await until(() => gateway.log().includes('"event":"connections_refused"'));
     for (const socket of [...silent, other]) socket.destroy();
   });
 

@@ -27,6 +27,7 @@ import { newMasterKey } from "./support/keys.ts";
 import { scrape } from "./support/metrics.ts";
 import { expectServed, PRICE, type Services, startServices } from "./support/stores/paid-calls.ts";
 import { missingPostgres, startPostgres } from "./support/stores/postgres.ts";
+import { until } from "./support/until.ts";
 
 setDefaultTimeout(150_000);
 
@@ -194,7 +195,7 @@ test.concurrent("a facilitator set back pays nothing twice, and calls what its o
   expect([await settled(short), await settled(long)]).toEqual(hashes);
   const counted = async () => (await scrape(facilitator)).value("tollgate_settlements_total", { outcome: "settled" });
   expect(await counted()).toBe(2);
-  while (seconds() < Number(short.authorization.validBefore) + 2) await Bun.sleep(200);
+  await until(() => seconds() >= Number(short.authorization.validBefore) + 2);
   await chain.mine(1);
   expect(await settled(short)).toBe(hashes[0] ?? "");
   expect(await counted()).toBe(2);
@@ -267,7 +268,7 @@ test.concurrent("a gateway that was not stopped while its server was away is not
   // As a copy of an hour ago has it.
   await client.unsafe("update processes set lease_until = lease_until - 3600000");
   const restoring = runCommand(["restore"], { cwd: dir, env: { ...env, DATABASE_URL: direct } });
-  while ((await client.unsafe("select 1 from restoration")).length === 0) await Bun.sleep(20);
+  await until(async () => (await client.unsafe("select 1 from restoration")).length !== 0);
   door.restore();
   expect(await restoring).toMatchObject({ code: 2, stderr: expect.stringContaining("must be stopped") });
   await gateway.stop();

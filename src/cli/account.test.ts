@@ -5,6 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { makePki, type Pki } from "../../test/support/http/pki.ts";
 import { places } from "../../test/support/stores/stores.ts";
+import { until } from "../../test/support/until.ts";
 import { accountOf } from "../facilitator/accounts.ts";
 
 const MAIN = join(import.meta.dir, "..", "main.ts");
@@ -140,7 +141,7 @@ test("a command waits for a writer in another process", async () => {
   const database = new Database(join(dir, "data", "tollgate.db"));
   database.run("begin immediate");
   const child = start(add);
-  while (!openFiles(child.pid).some((path) => path.endsWith("/tollgate.db"))) await Bun.sleep(5);
+  await until(() => openFiles(child.pid).some((path) => path.endsWith("/tollgate.db")));
   expect(child.exitCode).toBeNull();
   database.run("commit");
   expect(await child.exited).toBe(0);

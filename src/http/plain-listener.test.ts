@@ -1,5 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { connect, type Socket } from "node:net";
+import { until } from "../../test/support/until.ts";
 import { silentLog } from "../core/log.ts";
 import { listenPlain } from "./plain-listener.ts";
 
@@ -77,7 +78,7 @@ test("a port has so many connections and no more, and one address leaves some to
   const port = await open({ idleMs: 60_000, headMs: 60_000 });
   const flood = Array.from({ length: 40 }, () => dial(port));
   const refused = flood.length - SHARE;
-  while (flood.filter(({ isClosed }) => isClosed).length < refused) await Bun.sleep(5);
+  await until(() => flood.filter(({ isClosed }) => isClosed).length >= refused);
   const other = await dial(port, asking("/other", LAST), "127.0.0.2").closed;
   expect(other).toContain("GET /other");
   expect(flood.filter(({ isClosed }) => isClosed)).toHaveLength(refused);

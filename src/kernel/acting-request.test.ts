@@ -1,4 +1,5 @@
 import { expect, test } from "bun:test";
+import { until } from "../../test/support/until.ts";
 import { createBatcher } from "./batch.ts";
 import { createLimiter } from "./share.ts";
 import { ActingRequest, actFor, actingRequest, actingTenant, createEndWaiters, outlastRequest } from "./wait.ts";
@@ -31,7 +32,7 @@ test("a request counts its wait in line for a slot", async () => {
   const first = limit("b", () => gone);
   const request = new ActingRequest("a", 200);
   const second = actFor(request, () => limit("a", async () => request.isOverdue()));
-  while (!request.isOverdue()) await Bun.sleep(5);
+  await until(() => request.isOverdue());
   leave();
   await first;
   expect(await second).toBe(true);

@@ -4,6 +4,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { CompactSign, compactVerify, createLocalJWKSet } from "jose";
 import { onlyMasterKey } from "../../test/support/keys.ts";
+import { until } from "../../test/support/until.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
@@ -207,7 +208,7 @@ test("a look that was asked for begins after the question, whatever is under way
   const others = [watch.renewed(), watch.renewed()];
   looks[0]?.resolve();
   await first;
-  while (looks.length < 2) await Bun.sleep(5);
+  await until(() => looks.length >= 2);
   looks[1]?.resolve();
   await Promise.all(others);
   expect(looks.length).toBe(2);
@@ -223,7 +224,7 @@ test("nobody waits long for a look that hangs", async () => {
 test("a look that fails is told of, and keeps nobody", async () => {
   const { looks, failures, watch } = heldLook();
   const asked = watch.renewed();
-  while (looks.length === 0) await Bun.sleep(5);
+  await until(() => looks.length !== 0);
   looks[0]?.reject(new Error("the database is away"));
   await asked;
   expect(failures).toEqual([new Error("the database is away")]);

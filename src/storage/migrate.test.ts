@@ -8,6 +8,7 @@ import { becomeNextVersion, NEXT_VERSION, nextVersion } from "../../test/support
 import { eachStore } from "../../test/support/stores/one-store.ts";
 import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, type Place, postgresPlace } from "../../test/support/stores/stores.ts";
+import { until } from "../../test/support/until.ts";
 import { type LogFields, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { inspectPostgres } from "./postgres/inspect.ts";
@@ -111,7 +112,7 @@ test("a backup under way delays a migration, which keeps nobody else waiting mea
   await dump.unsafe("begin; lock table processes in access share mode");
   const migration = startMigration(place.url, nextVersion());
   try {
-    while (migration.exitCode === null && !(await isHeldUp())) await Bun.sleep(10);
+    await until(async () => migration.exitCode !== null || (await isHeldUp()));
     await place.execute(`set statement_timeout = ${RENEWED_MS_MAX}; ${RENEWAL}`);
     expect(migration.exitCode).toBeNull();
   } finally {

@@ -6,6 +6,7 @@ import { openReplicas } from "../support/gateway/replicas.ts";
 import { startUpstream } from "../support/http/upstream.ts";
 import { invocationOf } from "../support/stores/owed-calls.ts";
 import { startPostgres } from "../support/stores/postgres.ts";
+import { until } from "../support/until.ts";
 
 setDefaultTimeout(120_000);
 
@@ -49,11 +50,11 @@ test("who waits at one gateway learns of an end at another, and a cancel there s
     const stuck = await tenant.agent({ upstream_url: `${upstream.url}stuck` });
     const running = invocationOf(await tenant.send("POST", `/v1/proxy/${stuck}`, {}));
     const path = `/v1/proxy/${stuck}/invocations/${running}`;
-    while ((await at(one.url, path)).body.status !== "running") await Bun.sleep(20);
+    await until(async () => (await at(one.url, path)).body.status === "running");
     expect((await at(other.url, `${path}/cancel`, { method: "POST" })).status).toBe(200);
     await aborted.promise;
     await one.stop();
-    while (!heard.some((payload) => payload.endsWith(" left"))) await Bun.sleep(20);
+    await until(() => heard.some((payload) => payload.endsWith(" left")));
     // IDs, and nothing else of any tenant.
     for (const payload of heard) expect(payload).toMatch(/^rep_[\w-]+ (left|here|inv_[\w-]+(,inv_[\w-]+)*)$/);
     const told = heard.join().match(/inv_[\w-]+/g);

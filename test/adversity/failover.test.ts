@@ -98,7 +98,7 @@ async function underLoad(all: All, lose: (pair: PostgresPair) => Promise<void>):
   await Promise.all(["free", "keyed", "streamed", "paid"].map(done));
   const ready = gateways.map(({ url }) => `${url}/readyz`);
   for (const url of [...ready, `${facilitator.openUrl}/healthz`]) {
-    while (!(await fetch(url)).ok) await Bun.sleep(20);
+    await until(async () => (await fetch(url)).ok);
   }
   await callers.accepted(50);
   await callers.stop();
@@ -139,7 +139,7 @@ test.concurrent("beside an old primary that has become read-only all is refused,
   await underLoad(all, async () => {
     await pair.makePrimaryReadOnly();
     const refused = async () => (await tenant.send("POST", `/v1/proxy/${tenant.agents.free}`, { n: -1 })).status;
-    while ((await refused()) !== 503) await Bun.sleep(20);
+    await until(async () => (await refused()) === 503);
     expect((await fetch(`${gateways[1].url}/readyz`)).status).toBe(503);
     await pair.promote();
     // Connections that are open stay where they are.

@@ -4,6 +4,7 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import net from "node:net";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { until } from "../support/until.ts";
 
 setDefaultTimeout(120_000);
 
@@ -78,7 +79,7 @@ async function mostWhile(gateway: Gateway, upstream: string, isUnderWay: () => P
     most = Math.max(most, rssOf(gateway));
   }, 20);
   try {
-    while (!(await isUnderWay())) await Bun.sleep(50);
+    await until(isUnderWay);
     const other = await clientOf(gateway, "other");
     const id = await other.agent(`${upstream}/whole`);
     for (let time = 0; time < 20; time++) expect(await other.call(id)).toBe("succeeded");

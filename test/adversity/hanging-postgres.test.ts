@@ -12,6 +12,7 @@ import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 import { holdTable } from "../support/stores/database-faults.ts";
 import { agentsIn } from "../support/stores/many-agents.ts";
 import { invocationOf } from "../support/stores/owed-calls.ts";
+import { until } from "../support/until.ts";
 
 /** Much is asked at once, and what was refused is asked for again. */
 setDefaultTimeout(180_000);
@@ -139,7 +140,7 @@ function callsAt({ replicas, tenant, upstream }: Stage) {
     replicas.facilitator.answer(authorization.nonce, () => new Response("away", { status: 500 }));
     const path = `/v1/invocations/${invocationOf(await call.send())}`;
     replicas.facilitator.answer(authorization.nonce, collected);
-    while ((await tenant.send("GET", path)).body.settlement.status !== "settled") await Bun.sleep(50);
+    await until(async () => (await tenant.send("GET", path)).body.settlement.status === "settled");
     return call;
   }
 
@@ -211,7 +212,7 @@ test("behind a Postgres that comes and goes all are answered in time, no call is
     // Nothing else is left that could be made.
     held.resolve();
     const left = async () => (await tenant.send("GET", "/v1/invocations?status=running")).body.total;
-    while ((await left()) > 0) await Bun.sleep(100);
+    await until(async () => (await left()) === 0);
     expect(made.sort()).toEqual(["quiet", ...[...again, ...once].map(({ name }) => name)].sort());
   } finally {
     held.resolve();

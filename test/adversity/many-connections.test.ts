@@ -4,6 +4,7 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import { connect, type Socket } from "node:net";
 import { tollgateBinary } from "../support/gateway/binary.ts";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { until } from "../support/until.ts";
 
 setDefaultTimeout(120_000);
 
@@ -365,11 +366,3 @@ test("calls of one tenant whose upstreams are slow leave descriptors to everybod
   expect(gateway.log()).not.toContain("connections_refused");
   upstream.release();
 });
-
-async function until(holds: () => boolean): Promise<void> {
-  const deadline = performance.now() + ANSWER_MS_MAX;
-  while (!holds()) {
-    if (performance.now() > deadline) throw new Error("it did not come to hold");
-    await Bun.sleep(20);
-  }
-}

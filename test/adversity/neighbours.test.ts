@@ -12,7 +12,7 @@ import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 const MIB = 1024 * 1024;
 /** Of each call of the neighbour, on a machine that has other tests to run as well. */
 const CALL_MS_MAX = 5_000;
-const ROUNDS = 8;
+const ROUNDS = 4;
 const RSS_MIB_MAX = 700;
 /**
  * Of a thread's event loop, in one piece: computed, not waited for a processor. The worst that was measured is 38 on two

@@ -10,6 +10,7 @@ import { invocationOf } from "../support/stores/owed-calls.ts";
 import { missingPgBouncer, startPgBouncer } from "../support/stores/pgbouncer.ts";
 import { startPostgres } from "../support/stores/postgres.ts";
 import { agentIds, clock, outcome } from "../support/stores/stores.ts";
+import { until } from "../support/until.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);
@@ -49,14 +50,14 @@ describe.skipIf(missing !== null)(`behind PgBouncer${missing === null ? "" : ` (
     const senders = Array.from({ length: SENDERS }, sendOn);
     for (let death = 0; death < DEATHS; death++) {
       const before = accepted.size;
-      while (accepted.size < before + 50) await Bun.sleep(10);
+      await until(() => accepted.size >= before + 50);
       await bouncer.kill();
-      while (!refusals.has(503)) await Bun.sleep(10);
+      await until(() => refusals.has(503));
       refusals.delete(503);
       await bouncer.restart();
     }
     const before = accepted.size;
-    while (accepted.size < before + 50) await Bun.sleep(10);
+    await until(() => accepted.size >= before + 50);
     isOver = true;
     await Promise.all(senders);
     refusals.delete(503);

@@ -9,6 +9,7 @@ import { openReplicas, type Replicas } from "../support/gateway/replicas.ts";
 import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 import { invocationOf } from "../support/stores/owed-calls.ts";
 import { eachPostgres } from "../support/stores/postgres-kinds.ts";
+import { until } from "../support/until.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);
@@ -86,7 +87,7 @@ eachPostgres((kind) => {
   test.concurrent("a running call is cancelled through the other replica, once", async () => {
     const id = await tenant.agent({ upstream_url: `${upstream.url}held` });
     const invocation = invocationOf(await tenant.send("POST", `/v1/proxy/${id}`, { n: 1 }));
-    while ((await tenant.poll(id, invocation, 0)).status !== "running") await Bun.sleep(10);
+    await until(async () => (await tenant.poll(id, invocation, 0)).status === "running");
     const path = `/v1/proxy/${id}/invocations/${invocation}/cancel`;
     const answers = await Promise.all([tenant.send("POST", path), fromSecond(path, { method: "POST" })]);
     expect(answers.map(({ status }) => status).sort()).toEqual([200, 409]);
@@ -96,7 +97,7 @@ eachPostgres((kind) => {
   test.concurrent("a call that is cancelled through the other replica is broken off where it runs, and who waits there learns it", async () => {
     const id = await tenant.agent({ upstream_url: `${upstream.url}broken-off` });
     const invocation = invocationOf(await tenant.send("POST", `/v1/proxy/${id}`, { n: 1 }));
-    while (!made.some((call) => call.startsWith("/broken-off "))) await Bun.sleep(10);
+    await until(() => made.some((call) => call.startsWith("/broken-off ")));
     const waiting = tenant.poll(id, invocation, 60);
     const startedAt = performance.now();
     const path = `/v1/proxy/${id}/invocations/${invocation}/cancel`;

@@ -11,6 +11,7 @@ import { type SteppedClock, steppedClock } from "../support/gateway/stepped-cloc
 import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 import { delayCommits, holdTable } from "../support/stores/database-faults.ts";
 import { invocationOf } from "../support/stores/owed-calls.ts";
+import { until } from "../support/until.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);
@@ -120,7 +121,7 @@ async function leftBehind(lose: (gateway: Gateway) => unknown, comeBack: (gatewa
     };
     const ids: string[] = [];
     for (let n = 0; n < 8; n++) ids.push(await call(n));
-    while (made.length < 2) await Bun.sleep(10);
+    await until(() => made.length >= 2);
     await lose(lost);
     const ends = () => Promise.all(ids.map(async (each) => (await tenant.send("GET", `/v1/invocations/${each}`)).body));
     for (const each of ids) while (!(await tenant.poll(id, each)).completed_at);
@@ -204,13 +205,13 @@ test.concurrent("a call that was ended while its replica was held up is not made
       body: "{}",
     });
     const total = async (query: string) => (await tenant.send("GET", `/v1/invocations?${query}`)).body.total as number;
-    while ((await total("status=running")) < 2) await Bun.sleep(10);
+    await until(async () => (await total("status=running")) >= 2);
     process.kill(paused.pid, "SIGSTOP");
     expect(await tenant.poll(id, invocation, 40)).toMatchObject({
       status: "failed",
       error_class: "internal",
     });
-    while ((await total("error_class=internal")) < 2) await Bun.sleep(10);
+    await until(async () => (await total("error_class=internal")) >= 2);
     await release();
     process.kill(paused.pid, "SIGCONT");
     expect((await streamed).status).not.toBe(200);
@@ -257,7 +258,7 @@ async function settle({ replicas, tenant }: Calls, call: Call): Promise<void> {
   replicas.facilitator.answer(call.nonce, () => new Response("away", { status: 500 }));
   const path = `/v1/invocations/${invocationOf(await call.send())}`;
   replicas.facilitator.answer(call.nonce, collected);
-  while ((await tenant.send("GET", path)).body.settlement.status !== "settled") await Bun.sleep(50);
+  await until(async () => (await tenant.send("GET", path)).body.settlement.status === "settled");
 }
 
 /** Sends it again until it is not refused any more; gives what became of it. */
@@ -317,7 +318,7 @@ test.concurrent("a call that was refused for a commit that came late is never ma
     );
     // The records that came late and were claimed in the same write are given back, and then removed.
     const running = async () => (await tenant.send("GET", "/v1/invocations?status=running")).body.total;
-    while ((await running()) !== 0) await Bun.sleep(100);
+    await until(async () => (await running()) === 0);
     const again = refused.filter(({ name }) => !name.startsWith("never"));
     expect({
       outcomes: outcomes.filter((outcome) => outcome !== undefined),
@@ -354,7 +355,7 @@ test("a stop ends in time while the database is stuck, and a caller who has paid
     const paid = tenant.send("POST", `/v1/proxy/${priced}`, {}, payment.headers);
     const waits = tenant.send("POST", `/v1/proxy/${free}`, {}, { prefer: "wait=60" });
     await replicas.facilitator.arrival(payment.authorization.nonce);
-    while ((await tenant.send("GET", "/v1/invocations?status=running")).body.total !== 1) await Bun.sleep(10);
+    await until(async () => (await tenant.send("GET", "/v1/invocations?status=running")).body.total === 1);
     const release = await holdTable(replicas.databaseUrl, "open_invocations");
     const beganAt = performance.now();
     await gateway.stop();

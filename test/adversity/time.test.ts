@@ -6,6 +6,7 @@ import { eachDatabase } from "../support/gateway/gateway.ts";
 import { steppedClock } from "../support/gateway/stepped-clock.ts";
 import { age } from "../support/stores/database-faults.ts";
 import { invocationOf, startOwing } from "../support/stores/owed-calls.ts";
+import { until } from "../support/until.ts";
 
 /** Gateways start side by side, also on a busy machine. */
 setDefaultTimeout(120_000);
@@ -67,7 +68,7 @@ eachDatabase((database) => {
     const { data } = (await tenant.send("GET", "/v1/invocations")).body;
     const invocation: string = data[0].id;
     const settlement = async () => (await owing.detail(invocation)).settlement;
-    while ((await settlement()).attempts < 2) await Bun.sleep(50);
+    await until(async () => (await settlement()).attempts >= 2);
     const path = `/v1/proxy/${id}/invocations/${invocation}/cancel`;
     expect((await tenant.send("POST", path)).status).toBe(200);
     expect((await settlement()).status).toBe("pending");
@@ -91,7 +92,7 @@ eachDatabase((database) => {
     const free = await tenant.agent({ upstream_url: `${owing.upstream.url}held` });
     const running = invocationOf(await tenant.send("POST", `/v1/proxy/${free}`, { n: 1 }));
     const streamed = tenant.send("POST", `/v1/proxy/${free}/stream`, { n: 1 });
-    while ((await tenant.send("GET", "/v1/invocations?status=running")).body.total < 2) await Bun.sleep(10);
+    await until(async () => (await tenant.send("GET", "/v1/invocations?status=running")).body.total >= 2);
     clock.set(25 * HOUR_MS);
     await Promise.all([isAskedOn(open.nonce, 1), Bun.sleep(WATCHED_MS)]);
     // Tokens are good again, too.

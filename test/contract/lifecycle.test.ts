@@ -5,6 +5,7 @@ import { describe, expect, test } from "bun:test";
 import { lookup } from "node:dns/promises";
 import { connect } from "node:net";
 import { hostname } from "node:os";
+import { until } from "../support/until.ts";
 import { contract, expectError, expectShape, type Json, POLL, POLL_WITH_BODY, responseText } from "./contract.ts";
 
 /** A name of this machine that leads to itself; null where there is none. */
@@ -204,7 +205,7 @@ contract(
         const polled = tenant.send("GET", `/v1/proxy/${agent.id}/invocations/${pending}`, { headers });
         const called = tenant.send("POST", `/v1/proxy/${agent.id}`, { body: "held", headers });
         // The list shows the held call as soon as it is accepted.
-        while ((await tenant.send("GET", "/v1/invocations")).body.total < 3) await Bun.sleep(5);
+        await until(async () => (await tenant.send("GET", "/v1/invocations")).body.total >= 3);
         const before = drains();
         const stopped = at.gateway.stop();
         await draining(before);

@@ -4,6 +4,7 @@
 import { describe, expect, test } from "bun:test";
 import { newPayer, type PaymentOptions, randomNonce, signPayment } from "../support/chain/payments.ts";
 import { BASE } from "../support/network.ts";
+import { until } from "../support/until.ts";
 import {
   type Answer,
   contract,
@@ -258,7 +259,7 @@ contract((at) => {
           .log()
           .split("\n")
           .find((text) => text.includes(requestId));
-      while (line() === undefined) await Bun.sleep(10);
+      await until(() => line() !== undefined);
       expect(line()).toContain('"payment_problem":"wrong_value"');
       expect(at.gateway.log()).not.toContain(payment.signature.slice(2));
       expect(at.gateway.log()).not.toContain(payment.header);

@@ -6,6 +6,7 @@ import {
   notCollected,
   startFacilitatorStandIn,
 } from "../support/chain/facilitator-stand-in.ts";
+import { until } from "../support/until.ts";
 import { contract, expectError, type Json, type Tenant } from "./contract.ts";
 import { PRICING, pay, settleBy, writeCaFile } from "./priced.ts";
 
@@ -96,7 +97,7 @@ contract(
       expectError(await find(tenant, id), 404);
       expect((await tenant.send("GET", "/v1/receipts")).text).toBe("");
       landed.resolve();
-      while ((await find(tenant, id)).status !== 200) await Bun.sleep(50);
+      await until(async () => (await find(tenant, id)).status === 200);
       expect(await claimsOf(tenant, id)).toMatchObject({
         error_class: "cancelled",
         settlement: { status: "settled_upstream_failed", attempts: 2 },

@@ -9,6 +9,7 @@ import {
   startFacilitatorStandIn,
 } from "../support/chain/facilitator-stand-in.ts";
 import { ALICE, TEST_CA } from "../support/http/certificates.ts";
+import { until } from "../support/until.ts";
 import { contract, expectError, expectShape, is, type Tenant } from "./contract.ts";
 import { eventually, PAY_TO, PRICING, pay, settleBy, settlementTold, writeCaFile } from "./priced.ts";
 
@@ -405,7 +406,7 @@ contract(
         const told = send(tenant, id, payment.headers);
         await facilitator.arrival(nonce);
         const stopped = at.gateway.stop();
-        while (!at.gateway.log().includes('"event":"draining"')) await Bun.sleep(10);
+        await until(() => at.gateway.log().includes('"event":"draining"'));
         gate.resolve();
         const answer = await told;
         expect([answer.status, settlementTold(answer).success]).toEqual([202, true]);

@@ -9,6 +9,7 @@ import { newPayer, type SignedPayment, signPayment } from "../support/chain/paym
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import { steppedClock } from "../support/gateway/stepped-clock.ts";
 import { startUpstream } from "../support/http/upstream.ts";
+import { until } from "../support/until.ts";
 
 const VALUE = 1_000n;
 const PAYEE = newPayer().address;
@@ -184,7 +185,7 @@ test("a payment that a reorganisation moves to another transaction has that one 
     hashes.push(await chain.collectAsStranger(payment));
     expect(hashes[1]).not.toBe(hashes[0]);
     const shown = async () => (await tenant.send("GET", `/v1/invocations/${id}`)).body.settlement;
-    while (seconds === "2" && (await shown()).tx_hash === hashes[0]) await Bun.sleep(100);
+    await until(async () => seconds !== "2" || (await shown()).tx_hash !== hashes[0]);
     expect((await receiptOf(tenant, id)).tx_hash).toBe(hashes[1] ?? "");
     expect(await shown()).toMatchObject({ status: "settled", tx_hash: hashes[1] });
     const url = new URL("/v1/receipts?limit=100", tenant.callUrl(""));

@@ -12,6 +12,7 @@ import {
 } from "../../../test/support/chain/settling.ts";
 import { useStore } from "../../../test/support/stores/one-store.ts";
 import type { Place } from "../../../test/support/stores/stores.ts";
+import { until } from "../../../test/support/until.ts";
 import type { Store } from "../../storage/store.ts";
 
 describe.each(["sqlite", "postgres"] as const)(
@@ -50,7 +51,7 @@ describe.each(["sqlite", "postgres"] as const)(
       await allTold;
       expect(told).toEqual(Array(28).fill("unavailable"));
       const sentSoFar = () => services.flatMap((service) => service.sends);
-      while (sentSoFar().length < 2) await Bun.sleep(1);
+      await until(() => sentSoFar().length >= 2);
       const sent = sentSoFar();
       expect(sent).toHaveLength(2);
       // Settled in a later block than that of the balance: it is not part of it yet, so it still counts.
@@ -78,10 +79,10 @@ describe.each(["sqlite", "postgres"] as const)(
       const first = await request({ payer });
       service.turns.isUsed = async ({ nonce }, { number }) => nonce === keyOfRequest(first).nonce && number === 9;
       void service.settle(account(), first).catch(() => {});
-      while ((await service.record(first))?.status !== "sent") await Bun.sleep(1);
+      await until(async () => (await service.record(first))?.status === "sent");
       const second = await request({ payer });
       const both = [first, second].map((asked) => ending(service.settle(account(), asked)));
-      while ((await service.record(second))?.status !== "sent") await Bun.sleep(1);
+      await until(async () => (await service.record(second))?.status === "sent");
       expect(await ending(service.settle(account(), await request({ payer })))).toBe("unavailable");
       for (const asked of [first, second]) await service.settled(keyOfRequest(asked));
       expect(await Promise.all(both)).toEqual(["unavailable", "settled"]);

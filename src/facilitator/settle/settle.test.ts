@@ -14,6 +14,7 @@ import {
 } from "../../../test/support/chain/settling.ts";
 import { useStore } from "../../../test/support/stores/one-store.ts";
 import type { Place } from "../../../test/support/stores/stores.ts";
+import { until } from "../../../test/support/until.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store } from "../../storage/store.ts";
 
@@ -150,7 +151,7 @@ describe.each(["sqlite", "postgres"] as const)("settling on %s, with doubles of 
     resolve();
     expect(await first).toStartWith("un");
     const hash = hashOf(keyOfRequest(asked));
-    while ((await service.record(asked))?.status !== "sent") await Bun.sleep(1);
+    await until(async () => (await service.record(asked))?.status === "sent");
     expect([await asOthers(), await asForger()]).toEqual([`unknown ${hash}`, "declined"]);
     await service.failed(keyOfRequest(asked));
     expect([await asOthers(), await asForger()]).toEqual(["declined", "declined"]);

@@ -2,7 +2,8 @@
 import { describe, expect, test } from "bun:test";
 import { and, eq } from "drizzle-orm";
 import { SUCCESS } from "../../../test/support/stores/invocations.ts";
-import { DECLINED, databases, UNKNOWN, until, usePayments } from "../../../test/support/stores/settlements.ts";
+import { DECLINED, databases, UNKNOWN, usePayments } from "../../../test/support/stores/settlements.ts";
+import { until } from "../../../test/support/until.ts";
 import { claim, finish, type InvocationKey } from "../invocations/service.ts";
 import { settlementsOfCredential } from "./config.ts";
 import type { SettleOutcome } from "./outcome.ts";

@@ -7,9 +7,9 @@ import {
   databases,
   LEASE_MS,
   UNKNOWN,
-  until,
   usePayments,
 } from "../../../test/support/stores/settlements.ts";
+import { until } from "../../../test/support/until.ts";
 import { silentLog } from "../../core/log.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { cleanUp } from "../invocations/retention.ts";

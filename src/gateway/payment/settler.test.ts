@@ -6,9 +6,9 @@ import {
   databases,
   LEASE_MS,
   UNKNOWN,
-  until,
   usePayments,
 } from "../../../test/support/stores/settlements.ts";
+import { until } from "../../../test/support/until.ts";
 import { Fault } from "../../core/fault.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";

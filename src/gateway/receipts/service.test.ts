@@ -4,6 +4,7 @@ import { eq, sql } from "drizzle-orm";
 import { onlyMasterKey } from "../../../test/support/keys.ts";
 import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { places } from "../../../test/support/stores/stores.ts";
+import { until } from "../../../test/support/until.ts";
 import type { Caller } from "../../core/call.ts";
 import { silentLog } from "../../core/log.ts";
 import { newKey } from "../../keys/envelope.ts";
@@ -244,7 +245,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
       const [one, other] = [counting("one"), counting("other")];
       const made = async (caller: Caller) => {
         await call(caller);
-        while ((await owed(caller)) !== 0) await Bun.sleep(20);
+        await until(async () => (await owed(caller)) === 0);
       };
       one.start();
       await made(newTenant());

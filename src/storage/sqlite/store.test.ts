@@ -4,6 +4,7 @@ import { chmodSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { count, sql } from "drizzle-orm";
 import { outcome, sqlitePlace } from "../../../test/support/stores/stores.ts";
+import { until } from "../../../test/support/until.ts";
 import { ActingRequest, actFor } from "../../kernel/wait.ts";
 import { acquireDataDirLock } from "../data-dir.ts";
 import type { Store, Tx } from "../store.ts";
@@ -129,7 +130,7 @@ describe("on SQLite alone", () => {
     const pulses = (async () => {
       while (!isOver) {
         // A group may be under way.
-        while ((await outcome((async () => other.run("begin immediate"))())) !== "stored") await Bun.sleep(1);
+        await until(async () => (await outcome((async () => other.run("begin immediate"))())) === "stored");
         await Bun.sleep(3_000);
         other.run("commit");
         // For a group or two, each of one of the bodies.

@@ -7,6 +7,7 @@ import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { newMasterKey } from "../keys.ts";
 import { startPostgres } from "../stores/postgres.ts";
+import { until } from "../until.ts";
 import { type Environment, type Finished, runCommand, START_MS_MAX, startService, temporaryRoot } from "./process.ts";
 
 export interface Database {
@@ -152,5 +153,5 @@ export async function startGateway({
 
 async function becomeReady(url: string): Promise<void> {
   const deadline = AbortSignal.timeout(START_MS_MAX);
-  while (!(await fetch(`${url}/readyz`, { signal: deadline })).ok) await Bun.sleep(20);
+  await until(async () => (await fetch(`${url}/readyz`, { signal: deadline })).ok);
 }

@@ -36,8 +36,8 @@ export async function openLoadedTenant({ gateway, facilitator, upstream, chain }
   return { ...tenant, agents, pay: () => signPayment(payer, { to: pay_to, value: PRICE }) };
 }
 
-const PAUSE_MS = 20;
-const SLOW_PAUSE_MS = 50;
+const PAUSE_MS = 50;
+const SLOW_PAUSE_MS = 100;
 
 /** All kinds at once, until the callers are stopped. */
 export function startLoad(callers: Callers, { agents, pay }: LoadedTenant): void {

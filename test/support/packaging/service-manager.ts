@@ -14,6 +14,7 @@ import {
   writeFileSync,
 } from "node:fs";
 import { join } from "node:path";
+import { until } from "../until.ts";
 import { parseUnit, type Unit } from "./unit.ts";
 
 const UNITS = "/etc/systemd/system";
@@ -88,7 +89,7 @@ async function stop(name: string): Promise<void> {
       return false;
     }
   };
-  while (isThere()) await Bun.sleep(20);
+  await until(() => !isThere());
   rmSync(pidFile(name));
 }
 

@@ -36,11 +36,6 @@ export const databases: Record<string, () => Promise<string | null>> = {
   postgres: async () => (await startPostgres()).freshDatabase(),
 };
 
-/** Fails the test by its time limit when it never comes. */
-export async function until(holds: () => Promise<boolean> | boolean): Promise<void> {
-  while (!(await holds())) await Bun.sleep(10);
-}
-
 /** A store for the tests of one block. */
 export function usePayments(databaseUrl: () => Promise<string | null>) {
   const clock = { time: Date.now(), now: () => clock.time };
