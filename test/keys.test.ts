@@ -76,7 +76,7 @@ eachDatabase((database) => {
         const outcome = await called(pick(gateways, at), token, pick(agents, at >> 1));
         outcomes.set(outcome, (outcomes.get(outcome) ?? 0) + 1);
         // Enough that calls are under way at each moment.
-        await Bun.sleep(30);
+        await Bun.sleep(100);
       }
     };
     const load = Promise.all(Array.from({ length: 8 }, (_, n) => caller(n)));
