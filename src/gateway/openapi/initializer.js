@@ -403,8 +403,8 @@ const bytesViewer =
 const DRAWN_LETTERS_MAX = 1_000_000;
 
 /**
- * The picture of SVG, which is shown as text too. No script of an agent runs in a picture, and none runs at an address of this kind.
- * It would run, as a script of this origin, where somebody opens the URL of a Blob by its address.
+ * The picture of SVG, which is shown as text too. No script runs in a picture. Where somebody opens the address of the picture, a
+ * script of the agent has an origin of its own; at the URL of a Blob the script would have the origin of this page.
  */
 const drawingViewer = ({ createElement: element, memo }) =>
   memo(({ text }) => {
