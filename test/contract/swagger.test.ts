@@ -398,11 +398,14 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     expect((await execute(await opened(page, "GET", "/v1/agents"))).body).toContain(`${agent["id"]}`);
     expect((await execute(await opened(page, "GET", "/v1/credentials"))).body).toContain(`${credential["id"]}`);
     expect(await idIn(await opened(page, "GET", "/v1/agents/{id}")).inputValue()).toBe(`${agent["id"]}`);
+    await closeAll(page);
     const outcomes: Record<string, string> = {};
     for (const block of await page.locator(".opblock-put, .opblock-patch, .opblock-delete").all()) {
       const id = (await block.getAttribute("id")) ?? "";
       await open(block);
       outcomes[id.split("-").at(-1) ?? ""] = (await execute(block)).status;
+      // What is open is drawn at every step.
+      await block.locator(".opblock-summary-control").click();
     }
     expect(outcomes).toEqual({
       updateAgent: "asks",
@@ -602,7 +605,7 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     await until(async () => (await page.evaluate<number>(width)) === 40);
     expect(await getOther("nothing")).not.toContain("Response body");
     expect(await getOther("words")).toContain("plain words");
-    // The picture of a drawing has no URL at which its script would run.
+    // The drawing has no URL at which its script would run with the origin of the page.
     expect(await page.evaluate<object>("objectUrls")).toEqual(counts);
     await getOther("attachment");
     expect(await live.locator("img").count()).toBe(0);
