@@ -18,16 +18,16 @@ import {
 } from "./responses.ts";
 import { STRANGERS } from "./server.ts";
 
-const PAGE_POLICY = [
-  "default-src 'none'",
-  "script-src 'self'",
-  "style-src 'self'",
-  "img-src 'self' data:",
-  "connect-src 'self'",
-  "base-uri 'none'",
-  "form-action 'none'",
-  "frame-ancestors 'none'",
-].join("; ");
+const PAGE_POLICY = {
+  "default-src": "'none'",
+  "script-src": "'self'",
+  "style-src": "'self'",
+  "img-src": "'self' data:",
+  "connect-src": "'self'",
+  "base-uri": "'none'",
+  "form-action": "'none'",
+  "frame-ancestors": "'none'",
+};
 
 /** A compressed file that is larger than this part of the plain one is not worth the work of the browser. */
 const COMPRESSED_MAX = 0.9;
@@ -54,10 +54,14 @@ export function styleAsset(own: string): Asset {
   return asset(`${pageStyle}${own}`, "text/css; charset=utf-8");
 }
 
-/** A page that loads nothing from another host and runs no inline script or style. */
-export function pageAsset(html: string): Asset {
+/**
+ * A page that loads nothing from another host and runs no inline script or style.
+ * @param widened directives of the content security policy in which the page differs from the others
+ */
+export function pageAsset(html: string, widened: Readonly<Record<string, string>> = {}): Asset {
   const page = asset(html, "text/html; charset=utf-8");
-  const guards = { "content-security-policy": PAGE_POLICY, "referrer-policy": "no-referrer" };
+  const directives = Object.entries({ ...PAGE_POLICY, ...widened }).map((directive) => directive.join(" "));
+  const guards = { "content-security-policy": directives.join("; "), "referrer-policy": "no-referrer" };
   return { ...page, headers: { ...page.headers, ...guards } };
 }
 

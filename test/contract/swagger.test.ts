@@ -169,6 +169,44 @@ const IN_ORDER = [
   "DELETE /v1/credentials/{id}: 204",
 ];
 
+/** Starts an agent that answers the index of a response with that response. */
+async function startAgent(token: string, responses: readonly (() => Response)[]) {
+  let calls = 0;
+  const upstream = Bun.serve({
+    port: 0,
+    hostname: "127.0.0.1",
+    fetch: async (request) => {
+      calls++;
+      return responses[Number(await request.text())]?.() ?? new Response("no such response");
+    },
+  });
+  const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
+  const body = JSON.stringify({ name: "answering", upstream_url: `${upstream.url}` });
+  await fetch(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
+  return { calls: () => calls, [Symbol.asyncDispose]: () => upstream.stop(true) };
+}
+
+/** A WAV file of 8,000 samples of one byte, for one second. */
+const SECOND_OF_SILENCE = Buffer.alloc(8_044, 0x80);
+SECOND_OF_SILENCE.write(
+  "RIFF\x64\x1f\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x40\x1f\0\0\x01\0\x08\0data\x40\x1f\0\0",
+  "latin1",
+);
+
+/** A PNG of a black line, wider than any window. */
+const LINE_OF_3000 = Buffer.from(
+  "iVBORw0KGgoAAAANSUhEUgAAC7gAAAABAQAAAABmrN6TAAAADUlEQVR42mNgGAUDAQABeAABPE+B+QAAAABJRU5ErkJggg==",
+  "base64",
+);
+
+/** Runs in the browser: counts the URLs of bytes. */
+const COUNT_OBJECT_URLS = `(() => {
+  const { createObjectURL, revokeObjectURL } = URL;
+  globalThis.objectUrls = { made: 0, revoked: 0 };
+  URL.createObjectURL = (bytes) => { objectUrls.made++; return createObjectURL.call(URL, bytes); };
+  URL.revokeObjectURL = (url) => { objectUrls.revoked++; revokeObjectURL.call(URL, url); };
+})()`;
+
 const browserSuite = browserPath === null ? describe.skip : describe;
 
 browserSuite(`the page in a browser${whyNoBrowser}`, () => {
@@ -360,11 +398,14 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     expect((await execute(await opened(page, "GET", "/v1/agents"))).body).toContain(`${agent["id"]}`);
     expect((await execute(await opened(page, "GET", "/v1/credentials"))).body).toContain(`${credential["id"]}`);
     expect(await idIn(await opened(page, "GET", "/v1/agents/{id}")).inputValue()).toBe(`${agent["id"]}`);
+    await closeAll(page);
     const outcomes: Record<string, string> = {};
     for (const block of await page.locator(".opblock-put, .opblock-patch, .opblock-delete").all()) {
       const id = (await block.getAttribute("id")) ?? "";
       await open(block);
       outcomes[id.split("-").at(-1) ?? ""] = (await execute(block)).status;
+      // What is open is drawn at every step.
+      await block.locator(".opblock-summary-control").click();
     }
     expect(outcomes).toEqual({
       updateAgent: "asks",
@@ -452,18 +493,13 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
       ["application/json", JSON.stringify(Array.from({ length: 30_000 }, (_, number) => ({ number, word: "long" })))],
       ["application/json", `{"a":{"b":["${many("[", 200)}"]}}`],
     ];
-    using upstream = Bun.serve({
-      port: 0,
-      hostname: "127.0.0.1",
-      fetch: async (request) => {
-        const [type, body] = responses[Number(await request.text())] ?? ["text/plain", "no such response"];
-        return new Response(body, { headers: { "content-type": type } });
-      },
-    });
     const token = await gateway.token({ tenant: "heavy", user: "alice" });
-    const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
-    const body = JSON.stringify({ name: "heavy", upstream_url: `${upstream.url}` });
-    await fetch(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
+    const answers = responses.map(
+      ([type, body]) =>
+        () =>
+          new Response(body, { headers: { "content-type": type } }),
+    );
+    await using _agent = await startAgent(token, answers);
     const { page, complaints } = at(OTHER_HOST);
     complaints.length = 0;
     await authorize(page, token);
@@ -493,6 +529,88 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     }
     expect((await execute(await opened(page, "GET", "/version"))).status).toBe("200");
     expect(complaints).toEqual([]);
+    await closeAll(page);
+  });
+
+  test("a response that is no text is shown where the browser can, and can be downloaded whole", async () => {
+    const bytes = Uint8Array.from({ length: 256 }, (_, byte) => byte);
+    const width = "document.querySelector('.bytes img').naturalWidth";
+    const duration = "document.querySelector('.bytes audio').duration";
+    const files: [type: string, body: Uint8Array, said: string, file: string, shown: [string, number] | null][] = [
+      ["image/png", LINE_OF_3000, "(image/png, 70 bytes)", "response.png", [width, 3_000]],
+      ["audio/wav", SECOND_OF_SILENCE, "(audio/wav, 8,044 bytes)", "response.wav", [duration, 1]],
+      ["application/octet-stream", bytes, "(application/octet-stream, 256 bytes)", "response.bin", null],
+      ["", bytes.subarray(0, 1), "(no content type, 1 byte)", "response.bin", null],
+    ];
+    const scripted = `<svg xmlns="http://www.w3.org/2000/svg" width="40" onload="fetch('/ran')"><script>fetch("/ran")</script></svg>`;
+    const others = {
+      attachment: [LINE_OF_3000, { "content-type": "image/png", "content-disposition": "attachment; filename=a.png" }],
+      drawing: [scripted, { "content-type": "image/svg+xml" }],
+      nothing: ["", { "content-type": "image/png" }],
+      words: ["plain words", { "content-type": "application/octet-stream" }],
+    } as const;
+    const answers = [
+      ...files.map(([type, body]) => [body, type === "" ? {} : { "content-type": type }] as const),
+      ...Object.values(others),
+    ];
+    const token = await gateway.token({ tenant: "showing", user: "alice" });
+    // The server would name a type for a body that it gets whole.
+    const piece = async function* (body: string | Uint8Array) {
+      yield Buffer.from(body);
+    };
+    const responses = answers.map(
+      ([body, headers]) =>
+        () =>
+          new Response(piece(body), { headers }),
+    );
+    await using agent = await startAgent(token, responses);
+    const { page, asked, strays, complaints } = at(OTHER_HOST);
+    complaints.length = 0;
+    await authorize(page, token);
+    await page.evaluate(COUNT_OBJECT_URLS);
+    const streamed = await opened(page, "POST", "/v1/proxy/{id}/stream");
+    const live = streamed.locator(".live-responses-table .response .response-col_description");
+    const get = async (index: number): Promise<string> => {
+      await open(streamed);
+      await streamed.locator("textarea").fill(`${index}`);
+      expect([index, (await execute(streamed)).status]).toEqual([index, "200"]);
+      return (await live.textContent()) ?? "";
+    };
+    const getOther = (name: keyof typeof others) => get(files.length + Object.keys(others).indexOf(name));
+    const download = async () => {
+      const link = live.getByRole("link", { name: "Download" });
+      const [downloaded] = await Promise.all([page.waitForEvent("download"), link.click()]);
+      return { file: downloaded.suggestedFilename(), body: await Bun.file(await downloaded.path()).bytes() };
+    };
+
+    await page.setViewportSize(PHONE);
+    for (const [index, [, body, said, file, shown]] of files.entries()) {
+      expect(await get(index)).toContain(said);
+      if (shown !== null) await until(async () => (await page.evaluate<number>(shown[0])) === shown[1]);
+      expect([index, await live.locator("img, audio, video").count()]).toEqual([index, shown === null ? 0 : 1]);
+      expect([index, await download()]).toEqual([index, { file, body: new Uint8Array(body) }]);
+      expect([index, await page.evaluate("document.documentElement.scrollWidth")]).toEqual([index, PHONE.width]);
+      if (index > 0) continue;
+      expect(await findings(page)).toEqual([]);
+      await look(page, "dark");
+      expect(await contrastFindings(page)).toEqual([]);
+      await look(page, "light");
+    }
+    await page.setViewportSize(DESK);
+    await streamed.getByRole("button", { name: "Clear" }).click();
+    const counts = { made: files.length, revoked: files.length };
+    await until(async () => Bun.deepEquals(await page.evaluate("objectUrls"), counts));
+
+    expect(await getOther("drawing")).toContain(scripted);
+    await until(async () => (await page.evaluate<number>(width)) === 40);
+    expect(await getOther("nothing")).not.toContain("Response body");
+    expect(await getOther("words")).toContain("plain words");
+    // The drawing has no URL at which its script would run with the origin of the page.
+    expect(await page.evaluate<object>("objectUrls")).toEqual(counts);
+    await getOther("attachment");
+    expect(await live.locator("img").count()).toBe(0);
+    expect(await download()).toEqual({ file: "a.png", body: new Uint8Array(LINE_OF_3000) });
+    expect([agent.calls(), asked.includes("/ran"), strays, complaints]).toEqual([answers.length, false, [], []]);
     await closeAll(page);
   });
 

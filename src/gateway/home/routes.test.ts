@@ -84,6 +84,7 @@ describe("the root", () => {
   test("runs no script but the manual's copy button, loads nothing from elsewhere, and is bound to that", async () => {
     const page = await ask(edgeOf(), { accept: BROWSER });
     expect(page.headers.get("content-security-policy")).toStartWith("default-src 'none'; script-src 'self';");
+    expect(page.headers.get("content-security-policy")).not.toContain("blob:");
     const text = await page.text();
     expect(text).not.toMatch(/<script(?![^>]* src=)|<style| style=| on[a-z]+="/);
     const targets = [...text.matchAll(/(?:href|src)="([^"]+)"/g)].map(([, target = ""]) => target);

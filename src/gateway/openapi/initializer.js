@@ -352,18 +352,87 @@ const isLightJson = (text) => {
   }
 };
 
+const PICTURE = { alt: "Response body" };
+const CONTROLS = { controls: true, "aria-label": "Response body" };
+/** What shows bytes, by the first word of their media type. */
+const PLAYERS = new Map([
+  ["image", ["img", PICTURE]],
+  ["audio", ["audio", CONTROLS]],
+  ["video", ["video", CONTROLS]],
+]);
+const playerOf = ({ type }) => PLAYERS.get(type.split("/")[0]);
+
+/** The extensions of common files: a list, so that no agent chooses the extension of a program. */
+const EXTENSIONS = new Map([
+  ["", ".bin"],
+  ["application/gzip", ".gz"],
+  ["application/octet-stream", ".bin"],
+  ["application/pdf", ".pdf"],
+  ["application/zip", ".zip"],
+  ["audio/mpeg", ".mp3"],
+  ["audio/ogg", ".ogg"],
+  ["audio/wav", ".wav"],
+  ["image/gif", ".gif"],
+  ["image/jpeg", ".jpg"],
+  ["image/png", ".png"],
+  ["image/webp", ".webp"],
+  ["video/mp4", ".mp4"],
+  ["video/webm", ".webm"],
+]);
+
+/** Shows bytes that are no text where the browser can, and offers them as a file. */
+const bytesViewer =
+  ({ createElement: element, useEffect, useMemo }) =>
+  ({ bytes }) => {
+    const src = useMemo(() => URL.createObjectURL(bytes), [bytes]);
+    useEffect(() => () => URL.revokeObjectURL(src), [src]);
+    const [player, attributes] = playerOf(bytes) ?? [];
+    const download = `response${EXTENSIONS.get(bytes.type.split(";")[0]) ?? ""}`;
+    const size = bytes.size.toLocaleString("en", { style: "unit", unit: "byte", unitDisplay: "long" });
+    const link = element("a", { href: src, download }, "Download");
+    return element(
+      "div",
+      { className: "bytes" },
+      element("h5", null, "Response body"),
+      player && element(player, { ...attributes, src }),
+      element("p", null, link, ` (${bytes.type || "no content type"}, ${size})`),
+    );
+  };
+
+/** Longer SVG would hold the page. */
+const DRAWN_LETTERS_MAX = 1_000_000;
+
+/**
+ * The picture of SVG, which is shown as text too. No script runs in a picture. Where somebody opens the address of the picture, a
+ * script of the agent has an origin of its own; at the URL of a Blob the script would have the origin of this page.
+ */
+const drawingViewer = ({ createElement: element, memo }) =>
+  memo(({ text }) => {
+    const src = `data:image/svg+xml,${encodeURIComponent(text)}`;
+    return element("div", { className: "bytes" }, element("img", { ...PICTURE, src }));
+  });
+
+const isAttachment = ({ headers }) => /attachment/i.test(headers["content-disposition"]);
+
 /**
  * Components that show short JSON with highlights, and any other text as it came, cut where it is long. The buttons beside
- * it copy and download the whole.
+ * it copy and download the whole. The library shows attachments, whose names it knows.
  */
 const plainWhereHeavy = {
-  responseBody:
-    (Body, { React }) =>
-    (props) => {
+  responseBody: (Body, { React }) => {
+    const { createElement: element, Fragment } = React;
+    const [Bytes, Drawing] = [bytesViewer(React), drawingViewer(React)];
+    return (props) => {
       const { content, contentType = "" } = props;
-      const isPlain = typeof content === "string" && !(/json\b/i.test(contentType) && isLightJson(content));
-      return React.createElement(Body, isPlain ? { ...props, contentType: "" } : props);
-    },
+      if (content.size === 0) return null;
+      if (isAttachment(props)) return element(Body, props);
+      if (content instanceof Blob) return element(Bytes, { bytes: content });
+      const isPlain = !(/json\b/i.test(contentType) && isLightJson(content));
+      const text = element(Body, isPlain ? { ...props, contentType: "" } : props);
+      const isDrawn = /^image\/svg\b/i.test(contentType) && content.length <= DRAWN_LETTERS_MAX;
+      return isDrawn ? element(Fragment, null, element(Drawing, { text: content }), text) : text;
+    };
+  },
   SyntaxHighlighter: (Highlighter, { React, getComponent }) => {
     const { createElement: element, Fragment, memo } = React;
     const Shown = ({ className, children, ...props }) => {
@@ -472,12 +541,24 @@ const fetchBytes = async (url, options) => {
 const askForBytes = (request) => (request.loadSpec ? request : Object.assign(request, { userFetch: fetchBytes }));
 
 const TEXT_TYPE = /(?:jsonl?|xml|yaml|text)\b/;
+const CONTROL_CHARACTER = /[^\P{Cc}\s]/u;
+
+/** The text of bytes whose type says that they are text, or that read as text where the type says nothing of it; else null. */
+const textIn = async (bytes) => {
+  if (TEXT_TYPE.test(bytes.type)) return bytes.text();
+  if (playerOf(bytes)) return null;
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(await bytes.arrayBuffer());
+    return CONTROL_CHARACTER.test(text) ? null : text;
+  } catch {
+    return null;
+  }
+};
 
 const textOfBytes = async (response) => {
-  const { data, headers, body: _body, obj: _obj, parseError: _parseError, ...rest } = response;
-  if (!(data instanceof Blob) || !TEXT_TYPE.test(headers["content-type"])) return response;
-  const text = await data.text();
-  return { ...rest, headers, data: text, text };
+  const { data, body: _body, obj: _obj, parseError: _parseError, ...rest } = response;
+  const text = data instanceof Blob ? await textIn(data) : null;
+  return text === null ? response : { ...rest, data: text, text };
 };
 
 /** Attributes that the library leaves out, by which screen readers tell fields and parts of the page apart. */

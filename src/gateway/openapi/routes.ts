@@ -15,7 +15,7 @@ import style from "./style.css" with { type: "text" };
 /** The routes that document `api`, which are all routes of the gateway except these. */
 export function docsRoutes(api: DescribedApi, { routesOf }: Assets, version: string, network: Network) {
   return routesOf("/swagger", {
-    "/swagger": () => pageAsset(PAGE),
+    "/swagger": () => pageAsset(PAGE, SHOWS_RESPONSES),
     "/swagger/initializer.js": () => asset(initializer, "text/javascript; charset=utf-8"),
     "/swagger/style.css": () => asset(style, "text/css; charset=utf-8"),
     "/swagger/swagger-ui-bundle.js": embedded(bundlePath, "text/javascript; charset=utf-8"),
@@ -24,6 +24,9 @@ export function docsRoutes(api: DescribedApi, { routesOf }: Assets, version: str
     "/swagger/json": async () => asset(await apiDocument(api, version, network), "application/json"),
   });
 }
+
+/** Images, audio and video that agents have answered are shown from URLs of bytes that the page itself holds. */
+const SHOWS_RESPONSES = { "img-src": "'self' data: blob:", "media-src": "blob:" };
 
 /** Its paths are relative, so that the page works below a proxy's prefix too. */
 const PAGE = `<!doctype html>
