@@ -273,6 +273,8 @@ const FLUSH_MS = 100;
 
 const OPENING = Buffer.from(":\n\n");
 const COMMENT = Buffer.from(":\n");
+/** The byte order mark of UTF-8. */
+const MARK = Buffer.from("\ufeff");
 const LINE_FEED = 0x0a;
 
 /** After this much silence the head of an encoded event stream is sent without its first bytes. */
@@ -310,6 +312,25 @@ async function* withFirst(first: Promise<IteratorResult<Uint8Array, void>>, rest
   yield* rest;
 }
 
+/**
+ * Leaves out a byte order mark at the start of a stream, whose pieces it is given one after the other. Behind the opening comment
+ * the mark would be a part of the first field's name.
+ */
+function withoutMark(): (piece: Uint8Array) => Uint8Array {
+  let leftOut = 0;
+  return (piece) => {
+    const before = leftOut;
+    let at = 0;
+    while (leftOut < MARK.length && piece[at] === MARK[leftOut]) {
+      at++;
+      leftOut++;
+    }
+    if (leftOut === MARK.length || at === piece.length) return piece.subarray(at);
+    leftOut = MARK.length;
+    return before === 0 ? piece : Buffer.concat([MARK.subarray(0, before), piece]);
+  };
+}
+
 export function relayBody({
   chunks: decoded,
   timeouts,
@@ -324,6 +345,7 @@ export function relayBody({
   let hasBegun = false;
   /** A comment is a line of its own, so it may come only between two lines. */
   let isBetweenLines = true;
+  let passed = (piece: Uint8Array): Uint8Array => piece;
   let isOver = false;
 
   async function end(how: Ended, error?: unknown): Promise<void> {
@@ -333,6 +355,12 @@ export function relayBody({
     await events.ended(how, error);
   }
 
+  function comment(controller: ReadableStreamDefaultController<Uint8Array>): void {
+    controller.enqueue(hasBegun ? COMMENT : OPENING);
+    if (!hasBegun) passed = withoutMark();
+    hasBegun = true;
+  }
+
   /** Breaks the body off, so that the caller sees no clean end, after the bytes so far have been sent. */
   async function breakOff(
     controller: ReadableStreamDefaultController<Uint8Array>,
@@ -340,7 +368,7 @@ export function relayBody({
     error?: unknown,
   ): Promise<void> {
     // So that Bun sends the head: see above.
-    if (!hasBegun && comments !== null) controller.enqueue(OPENING);
+    if (!hasBegun && comments !== null) comment(controller);
     hasBegun = true;
     await Promise.all([end(how, error), Bun.sleep(FLUSH_MS)]);
     controller.error(new Error("the response ended early"));
@@ -361,8 +389,7 @@ export function relayBody({
     next ??= nextOf(chunks);
     if (silenceMs !== null && isBetweenLines && !(await endsWithin(silenceMs, next))) {
       silenceMs = comments?.nextMs ?? null;
-      controller.enqueue(hasBegun ? COMMENT : OPENING);
-      hasBegun = true;
+      comment(controller);
       return;
     }
     const { done, value } = await next;
@@ -375,11 +402,13 @@ export function relayBody({
       return;
     }
     events.piece(value);
-    isBetweenLines = value.at(-1) === LINE_FEED;
+    if (filter === null) relayed = value;
+    const piece = passed(value);
+    if (piece.length === 0) return pull(controller);
+    isBetweenLines = piece.at(-1) === LINE_FEED;
     timeouts.waitFor("caller");
     hasBegun = true;
-    controller.enqueue(value);
-    if (filter === null) relayed = value;
+    controller.enqueue(piece);
   }
 
   return new ReadableStream<Uint8Array>(

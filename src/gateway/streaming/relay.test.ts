@@ -156,6 +156,46 @@ test("a comment stands between two lines, and never within one", async () => {
   expect((await textOf(body)).replaceAll(/(:\n)+/g, ":\n")).toBe("data: 1\n:\ndata: 2\n\n:\n");
 });
 
+/** What a caller gets of an event stream, whose first piece comes after `silenceMs`, and the bytes that are recorded of it. */
+async function relayedAfter(silenceMs: number, pieces: readonly string[]) {
+  const sent = pieces.map((piece) => Uint8Array.from(Buffer.from(piece, "latin1")));
+  async function* chunks() {
+    await Bun.sleep(silenceMs);
+    yield* sent;
+  }
+  const recorded: string[] = [];
+  const body = relayBody({
+    chunks: chunks(),
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal, "acme"),
+    filter: null,
+    comments: { firstMs: 20, nextMs: null },
+    piece: (bytes) => void recorded.push(Buffer.from(bytes).toString("latin1")),
+    async ended() {},
+  });
+  let text = "";
+  for await (const piece of body) {
+    expect(piece.length).toBeGreaterThan(0);
+    text += Buffer.from(piece).toString("latin1");
+  }
+  expect(recorded).toEqual([...pieces]);
+  expect(sent.every(({ byteLength }) => byteLength === 0)).toBe(true);
+  return text;
+}
+
+describe("a byte order mark at the start of an event stream", () => {
+  test.each([
+    [["\xef\xbb\xbfdata: 1\n\n", "data: 2\n\n"], "data: 1\n\ndata: 2\n\n"],
+    [["\xef\xbb\xbf", "data: 1\n\n"], "data: 1\n\n"],
+    [["\xef", "\xbb", "\xbfdata: 1\n\n"], "data: 1\n\n"],
+    [["\xef\xbb\xbf\xef\xbb\xbfdata: 1\n\n"], "\xef\xbb\xbfdata: 1\n\n"],
+    [["\xef", "\xbb", "\xbedata: 1\n\n"], "\xef\xbb\xbedata: 1\n\n"],
+    [["data: 1\n\n", "\xef\xbb\xbfdata: 2\n\n"], "data: 1\n\n\xef\xbb\xbfdata: 2\n\n"],
+  ])("is left out behind the opening comment, and only there: %j", async (pieces, left) => {
+    expect(await relayedAfter(60, pieces)).toBe(`:\n\n${left}`);
+    expect(await relayedAfter(0, pieces)).toBe(pieces.join(""));
+  });
+});
+
 test("pieces that pass a filter are its own", async () => {
   const pieces = [new Uint8Array(10).fill(1), new Uint8Array(10).fill(2)];
   async function* chunks() {
