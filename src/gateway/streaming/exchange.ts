@@ -60,8 +60,9 @@ export interface StreamExchange {
    * Called once if there was a response. The caller sees the end of a whole response only after this has resolved.
    *
    * @param error of a response that ended early, unless the exchange was stopped
+   * @returns false when the end is recorded otherwise, so that the caller must not see a whole response
    */
-  ended(how: Ended, error?: unknown): Promise<void>;
+  ended(how: Ended, error?: unknown): Promise<boolean>;
 }
 
 /** @param sent called when the body has been sent, which may be after the head. @throws errors that `upstreamFailureOf` knows */
@@ -264,8 +265,11 @@ export interface RelayOptions {
   /** After how much silence a comment is sent: first at the start, then later (null for never). Null for no event stream. */
   readonly comments: { readonly firstMs: number; readonly nextMs: number | null } | null;
   piece(bytes: Uint8Array): void;
-  /** Called once, before the end of a whole response. If the exchange was stopped, the signal of `timeouts` has the reason. */
-  ended(how: Ended, error?: unknown): Promise<void>;
+  /**
+   * Called once, before the end of a whole response. If the exchange was stopped, the signal of `timeouts` has the reason.
+   * @returns false when a whole response must be broken off
+   */
+  ended(how: Ended, error?: unknown): Promise<boolean>;
 }
 
 /** How long a response that breaks off is held open. One millisecond is enough, except on a busy machine. */
@@ -348,11 +352,11 @@ export function relayBody({
   let passed = (piece: Uint8Array): Uint8Array => piece;
   let isOver = false;
 
-  async function end(how: Ended, error?: unknown): Promise<void> {
-    if (isOver) return;
+  async function end(how: Ended, error?: unknown): Promise<boolean> {
+    if (isOver) return false;
     isOver = true;
     timeouts.end();
-    await events.ended(how, error);
+    return events.ended(how, error);
   }
 
   function comment(controller: ReadableStreamDefaultController<Uint8Array>): void {
@@ -372,6 +376,11 @@ export function relayBody({
     hasBegun = true;
     await Promise.all([end(how, error), Bun.sleep(FLUSH_MS)]);
     controller.error(new Error("the response ended early"));
+  }
+
+  async function endWhole(controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> {
+    if (await end("whole")) controller.close();
+    else await breakOff(controller, "failed");
   }
 
   /**
@@ -396,11 +405,7 @@ export function relayBody({
     timeouts.throwIfStopped();
     next = null;
     silenceMs = comments?.nextMs ?? null;
-    if (done) {
-      await end("whole");
-      controller.close();
-      return;
-    }
+    if (done) return endWhole(controller);
     events.piece(value);
     if (filter === null) relayed = value;
     const piece = passed(value);
@@ -416,7 +421,7 @@ export function relayBody({
       start(controller) {
         // Between two pulls nothing else would notice a stop.
         const onStop = () => {
-          // A whole response whose end is being recorded is not broken off.
+          // Whether a whole response is broken off while its end is being recorded is for the record to say.
           if (!isOver) void breakOff(controller, "broken");
         };
         timeouts.signal.addEventListener("abort", onStop, { once: true });

@@ -25,6 +25,7 @@ test("a whole answer ends whole, though it is stopped while its end is being rec
     async ended(how) {
       told.push(how);
       timeouts.stop("shutdown");
+      return true;
     },
   });
   expect([await textOf(body), told]).toEqual(["abc", ["whole"]]);
@@ -59,7 +60,10 @@ async function receivedOf(
         filter: null,
         comments,
         piece() {},
-        ended: async (end) => void how.push(end),
+        async ended(end) {
+          how.push(end);
+          return true;
+        },
       });
       return new Response(body, { headers: { "x-told": "yes" } });
     },
@@ -122,7 +126,7 @@ test("pieces whose memory is given back when the next one is asked for reach a s
           filter: null,
           comments: null,
           piece() {},
-          async ended() {},
+          ended: async () => true,
         }),
       ),
   });
@@ -151,7 +155,7 @@ test("a comment stands between two lines, and never within one", async () => {
     filter: null,
     comments: { firstMs: 1000, nextMs: 10 },
     piece() {},
-    async ended() {},
+    ended: async () => true,
   });
   expect((await textOf(body)).replaceAll(/(:\n)+/g, ":\n")).toBe("data: 1\n:\ndata: 2\n\n:\n");
 });
@@ -170,7 +174,7 @@ async function relayedAfter(silenceMs: number, pieces: readonly string[]) {
     filter: null,
     comments: { firstMs: 20, nextMs: null },
     piece: (bytes) => void recorded.push(Buffer.from(bytes).toString("latin1")),
-    async ended() {},
+    ended: async () => true,
   });
   let text = "";
   for await (const piece of body) {
@@ -207,7 +211,7 @@ test("pieces that pass a filter are its own", async () => {
     filter: (all) => all,
     comments: null,
     piece() {},
-    async ended() {},
+    ended: async () => true,
   });
   expect((await new Response(body).bytes()).byteLength).toBe(20);
   expect(pieces.map(({ byteLength }) => byteLength)).toEqual([10, 10]);
