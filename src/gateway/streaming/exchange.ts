@@ -131,7 +131,10 @@ export async function answerOf(
   });
   if (!BODILESS.has(status)) return new Response(body, { status, headers });
   // The server never reads the body of such a response, so it is read to its end here.
-  await new Response(body).bytes().catch(() => {});
+  await new Response(body).bytes().catch(() => {
+    const callerMessage = "the call was ended before its response was recorded";
+    throw new CallError("internal", "ended elsewhere", { callerMessage });
+  });
   return new Response(null, { status, headers });
 }
 

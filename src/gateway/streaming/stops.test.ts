@@ -28,6 +28,8 @@ interface Stream {
   isAnswered: boolean;
   isUpstreamOver: boolean;
   body: Pick<ReadableStreamDefaultReader, "read" | "cancel"> | null;
+  /** What the caller was answered: a status, or why there is none. */
+  readonly answer: PromiseWithResolvers<number | string>;
   crowd: () => void;
   /** How it may end, by what has happened so far. */
   readonly mayEndAs: Set<string>;
@@ -96,6 +98,7 @@ function simulated({ denialTurns, storeTurns }: { readonly denialTurns: number; 
       isAnswered: false,
       isUpstreamOver: false,
       body: null,
+      answer: Promise.withResolvers(),
       crowd() {},
       mayEndAs: new Set(),
       isStopped: false,
@@ -121,7 +124,7 @@ function simulated({ denialTurns, storeTurns }: { readonly denialTurns: number; 
         },
       )
       .then((response) => read(stream, response))
-      .catch(() => {});
+      .catch((error: Error) => stream.answer.resolve(error.message));
   }
 
   return { product, streams, open, of };
@@ -146,7 +149,8 @@ const openedCall = (id: string, release: () => void): OpenedCall => ({
 });
 
 /** As the server does: it reads on, and cancels the body at once when the caller has gone before. */
-async function read(stream: Stream, { body }: Response): Promise<void> {
+async function read(stream: Stream, { body, status }: Response): Promise<void> {
+  stream.answer.resolve(status);
   if (stream.caller.signal.aborted) return body?.cancel();
   stream.body = body?.getReader() ?? null;
   while ((await stream.body?.read())?.done === false);
@@ -272,3 +276,16 @@ test("a stream that was opened ends once, for what stopped it first, as its reco
     { numRuns: 1_000 },
   );
 }, 60_000);
+
+test("a response without a body is not passed on when its call was cancelled before it was recorded", async () => {
+  const world = simulated({ denialTurns: 0, storeTurns: 0 });
+  for (const id of ["kept", "cancelled"]) world.open(id);
+  await turn();
+  EVENTS.cancelRecorded(world.of("cancelled"));
+  const answered = ["kept", "cancelled"].map((id) => {
+    world.of(id).exchange?.arrived(Buffer.from("HTTP/1.1 204 No Content\r\n\r\n"));
+    return world.of(id).answer.promise;
+  });
+  expect(await Promise.all(answered)).toEqual([204, "the call was ended before its response was recorded"]);
+  for (const id of ["kept", "cancelled"]) expect(world.of(id)).toMatchObject({ endings: ["whole"], released: 1 });
+});

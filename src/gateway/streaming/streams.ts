@@ -205,9 +205,11 @@ async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise
   const { tracer = null } = deps;
   const call = { tenant, agentId, invocationId: id, method, url, headers };
   const span = tracer === null ? null : beginCallSpan(tracer, call);
+  let concluded: Promise<boolean> | null = null;
   function conclude(ending: Ending, detail: string | null): Promise<boolean> {
-    if (span !== null) endCallSpan(span, ending);
-    return stream.conclude(ending, detail);
+    if (span !== null && concluded === null) endCallSpan(span, ending);
+    concluded ??= stream.conclude(ending, detail);
+    return concluded;
   }
   try {
     const exchange: StreamExchange = {
