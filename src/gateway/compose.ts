@@ -46,7 +46,7 @@ import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
 import type { ChainLook } from "./payment/chain-look.ts";
-import { settlementRoutes, settlementsOfCredential } from "./payment/config.ts";
+import { configOfCredential, settlementRoutes, settlementsOfCredential } from "./payment/config.ts";
 import { createFacilitatorClient, type FacilitatorClientOptions } from "./payment/facilitator-client.ts";
 import type { RestoreGuard } from "./payment/restored.ts";
 import { createPayments } from "./payment/service.ts";
@@ -268,7 +268,7 @@ function managementRoutes({ options, store, keyring, rules }: GatewayParts, agen
   const { clock } = store;
   const { network, quotas } = options;
   const { agents: agentsMax, credentials: credentialsMax } = quotas;
-  const uses = [agentsOfCredential, settlementsOfCredential, paidCallsOfCredential];
+  const uses = [agentsOfCredential, configOfCredential, settlementsOfCredential, paidCallsOfCredential];
   return routes()
     .use(agentRoutes({ network, store, clock, rules, agentsMax, changed: agents.forget }))
     .use(credentialRoutes({ store, clock, keyring, uses, credentialsMax }))

@@ -6,9 +6,11 @@ import type { SQL } from "bun";
 import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
 import postgres0002 from "../../db/postgres/0002_settlement_confirmation.sql" with { type: "text" };
 import postgres0003 from "../../db/postgres/0003_error_detail.sql" with { type: "text" };
+import postgres0004 from "../../db/postgres/0004_open_facilitators.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_settlement_confirmation.sql" with { type: "text" };
 import sqlite0003 from "../../db/sqlite/0003_error_detail.sql" with { type: "text" };
+import sqlite0004 from "../../db/sqlite/0004_open_facilitators.sql" with { type: "text" };
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { sqlState } from "./failures.ts";
@@ -31,6 +33,7 @@ export const SCHEMA_VERSIONS: readonly SchemaVersion[] = [
   // A program of version 1 would close a payment that awaits confirmation, and its call would have no receipt.
   { sqlite: sqlite0002, postgres: postgres0002, floor: 2 },
   { sqlite: sqlite0003, postgres: postgres0003, floor: 2 },
+  { sqlite: sqlite0004, postgres: postgres0004, floor: 2 },
 ];
 
 export const newestVersion = (): number => SCHEMA_VERSIONS.length;

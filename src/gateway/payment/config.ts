@@ -2,7 +2,7 @@
 // and the credential that is sent to it.
 
 import { type Static, Type } from "@sinclair/typebox";
-import { and, eq, isNotNull, isNull } from "drizzle-orm";
+import { and, eq, gt, isNotNull, isNull, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
 import { Fault, invalidField } from "../../core/fault.ts";
@@ -24,22 +24,37 @@ const byTenant = preparedRow(({ db, tables: { settlementConfigs: t } }) =>
 
 export const findSettlementConfig = (reader: Reader, tenant: string) => byTenant(reader, { tenant });
 
-/** What settles with a credential: the configuration, and the facilitators of open payments, all at once. */
-export const settlementsOfCredential: CredentialUses = async (reader, { tenant, credentialId }, after, limit) => {
-  if (after !== "") return [];
+/** The configuration that settles with a credential. */
+export const configOfCredential: CredentialUses = async (reader, { tenant, credentialId }, after) => {
   const config = await findSettlementConfig(reader, tenant);
-  const isConfigs = config?.facilitator_credential_ref === credentialId;
-  const { payments: t } = reader.tables;
+  if (config?.facilitator_credential_ref !== credentialId || after !== "") return [];
+  return [{ id: tenant, url: config.facilitator_url, name: "the settlement configuration" }];
+};
+
+const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
+  const isIts = and(eq(t.tenant, GIVEN_KEY.tenant), eq(t.facilitator_credential_ref, sql.placeholder("ref")));
   // A collected payment needs no credential, and is final without it.
   const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.final_at));
-  const isIts = and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled);
-  const urls = reader.db.select({ url: t.facilitator_url }).from(t).where(isIts);
-  // One payment is enough to refuse a deletion. Otherwise all facilitators are wanted, which are few for thousands of payments.
-  const open = await (limit === 1 ? urls.limit(1) : urls.groupBy(t.facilitator_url));
-  return [
-    ...(isConfigs ? [{ id: tenant, url: config.facilitator_url, name: "the settlement configuration" }] : []),
-    ...open.map(({ url }) => ({ id: tenant, url, name: "a payment that is being settled" })),
-  ];
+  return db
+    .select({ url: t.facilitator_url })
+    .from(t)
+    .where(and(isIts, isUnsettled, gt(t.facilitator_url, sql.placeholder("after"))))
+    .orderBy(t.facilitator_url)
+    .limit(1);
+});
+
+/**
+ * The facilitators to which payments go that are being settled with a credential. Each is found by a look-up of its own, since
+ * thousands of payments may go to one.
+ */
+export const settlementsOfCredential: CredentialUses = async (reader, { tenant, credentialId: ref }, after, limit) => {
+  const found: string[] = [];
+  while (found.length < limit) {
+    const next = await nextFacilitator(reader, { tenant, ref, after: found.at(-1) ?? after });
+    if (next === null || next.url === null) break;
+    found.push(next.url);
+  }
+  return found.map((url) => ({ id: url, url, name: "a payment that is being settled" }));
 };
 
 export interface SettlementConfigDeps {

@@ -1,13 +1,17 @@
-// How Postgres finds the payment that is changed. The plan that a connection makes of a statement stays, so it must be
-// right from the first payment on, before anything has been measured.
+// How the databases find the payment that is changed, and the facilitators of the open ones. The plan that a connection to
+// Postgres makes of a statement stays, so it must be right from the first payment on, before anything has been measured.
+import { Database } from "bun:sqlite";
 import { expect, test } from "bun:test";
+import { join } from "node:path";
+import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
 import { missingPostgres, startPostgres } from "../../../test/support/stores/postgres.ts";
-import { postgresPlace } from "../../../test/support/stores/stores.ts";
-import { postgresClient, postgresQueries } from "../../storage/postgres/pool.ts";
-import type { Tx } from "../../storage/store.ts";
-import { closeIfUnsent, lease, markSending, type OpenPayment, postpone } from "./store.ts";
+import { places, postgresPlace, sqlitePlace } from "../../../test/support/stores/stores.ts";
+import { BEGIN_READ, BEGIN_WRITE, postgresClient, postgresQueries } from "../../storage/postgres/pool.ts";
+import type { Reader, Tx } from "../../storage/store.ts";
+import { settlementsOfCredential } from "./config.ts";
+import { closeIfUnsent, lease, markSending, type OpenPayment, type PaymentRow, postpone } from "./store.ts";
 
 const OPEN: OpenPayment = {
   chain_id: 8453,
@@ -50,6 +54,110 @@ async function changes(): Promise<[string, unknown[]][]> {
   await markSending(tx, OPEN, 8);
   await closeIfUnsent(tx, { tenant: OPEN.tenant, id: OPEN.invocation_id }, 8);
   return asked;
+}
+
+const OF = { tenant: "acme", credentialId: "cred_1" };
+
+/** A payment of its own. */
+const payment = (facilitator_url: string, more: Partial<PaymentRow> = {}): PaymentRow => {
+  const own = crypto.randomUUID();
+  return { ...OPEN, nonce: `0x${own}`, invocation_id: own, facilitator_url, ...more };
+};
+
+/** The statement that finds the next facilitator, as the product writes it. */
+async function lookedFor(): Promise<[string, unknown[]]> {
+  const asked: [string, unknown[]][] = [];
+  const db = postgresQueries(async (text, values) => {
+    asked.push([text, values]);
+    return [];
+  });
+  await settlementsOfCredential({ db, tables: defineSchema(columns.postgres) } as unknown as Reader, OF, "", 1);
+  const [first] = asked;
+  if (first === undefined) throw new Error("nothing was asked");
+  return first;
+}
+
+test.each(Object.entries(places))(
+  "on %s the facilitators of open payments are listed in pages, each once",
+  async (_, make) => {
+    const place = await make();
+    const store = await place.open();
+    const rows = [
+      ...["https://b", "https://a", "https://c", "https://b", "https://a"].map((url) => payment(url)),
+      payment("https://0", { facilitator_credential_ref: "cred_2" }),
+      payment("https://0", { tenant: "rival" }),
+      payment("https://0", { final_at: 9 }),
+      payment("https://0", { next_attempt_at: null, settle_request: null }),
+    ];
+    await store.write(({ db, tables: { payments: t } }) => db.insert(t).values(rows));
+    const page = async (after: string) =>
+      (await settlementsOfCredential(store.read, OF, after, 2)).map(({ id, url }) => [id, url]);
+    expect(await page("")).toEqual([
+      ["https://a", "https://a"],
+      ["https://b", "https://b"],
+    ]);
+    expect(await page("https://b")).toEqual([["https://c", "https://c"]]);
+    await store.close();
+    place.remove();
+  },
+);
+
+test("on SQLite the next facilitator is found by one seek", async () => {
+  const place = sqlitePlace();
+  await (await place.open()).close();
+  const database = new Database(join(place.dir, "tollgate.db"));
+  const asked: string[] = [];
+  const db = drizzle(database, { logger: { logQuery: (text) => void asked.push(text) } });
+  await settlementsOfCredential({ db, tables: defineSchema(columns.sqlite) } as unknown as Reader, OF, "", 1);
+  expect(database.query(`explain query plan ${asked[0]}`).all()).toEqual([
+    expect.objectContaining({
+      detail:
+        "SEARCH payments USING INDEX payments_credential (tenant=? AND facilitator_credential_ref=? AND facilitator_url>?)",
+    }),
+  ]);
+  database.close();
+  place.remove();
+});
+
+/** 20,000 open payments, which few facilitators collect. */
+const MANY = `insert into payments (chain_id, token, payer, nonce, tenant, invocation_id, agent_id, caller, body_sha256,
+    authorization_digest, x402_version, valid_before, facilitator_url, facilitator_credential_ref, settle_request, attempts,
+    next_attempt_at, created_at, updated_at)
+  select 1, 't', 'p', n::text, 'acme', n::text, 'a', 'c', 'b', 'd', 1, 1, 'https://' || n % 10, 'cred_1', '{}', 1, n, 1, 1
+  from generate_series(1, 20000) n`;
+
+for (const version of [18, 15] as const) {
+  const missing = missingPostgres(version);
+  const why = missing === null ? "" : `: not tried, since ${missing}`;
+  test.skipIf(missing !== null)(`the next facilitator is found by one seek, on Postgres ${version}${why}`, async () => {
+    const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
+    await (await place.open()).close();
+    await using client = postgresClient(place.url);
+    const [text, values] = await lookedFor();
+    await client.unsafe(`prepare asked as ${text}`);
+    const expectSeek = async (when: string) => {
+      for (const begin of [BEGIN_READ, BEGIN_WRITE, `${BEGIN_WRITE}; set local plan_cache_mode = force_generic_plan`]) {
+        await client.unsafe(begin);
+        const given = values.map((value) => (typeof value === "number" ? value : `'${value}'`));
+        const rows = await client.unsafe(`explain (costs off) execute asked (${given})`).values();
+        await client.unsafe("rollback");
+        const [limit, scan, seek, ...rest] = rows.flat();
+        expect([when, limit, scan]).toEqual([
+          when,
+          "Limit",
+          expect.stringMatching(/^ {2}-> {2}Index (Only )?Scan using payments_credential on payments$/),
+        ]);
+        expect(seek).toMatch(/Index Cond: .*tenant = .*facilitator_credential_ref = .*facilitator_url > /);
+        expect(rest).toEqual([]);
+      }
+    };
+    await expectSeek("empty");
+    await client.unsafe("vacuum analyze");
+    await client.unsafe(MANY);
+    await expectSeek("full, with the statistics of an empty database");
+    await client.unsafe("analyze");
+    await expectSeek("full");
+  });
 }
 
 for (const version of [18, 15] as const) {

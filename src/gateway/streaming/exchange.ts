@@ -60,8 +60,9 @@ export interface StreamExchange {
    * Called once if there was a response. The caller sees the end of a whole response only after this has resolved.
    *
    * @param error of a response that ended early, unless the exchange was stopped
+   * @returns false when the end is recorded otherwise, so that the caller must not see a whole response
    */
-  ended(how: Ended, error?: unknown): Promise<void>;
+  ended(how: Ended, error?: unknown): Promise<boolean>;
 }
 
 /** @param sent called when the body has been sent, which may be after the head. @throws errors that `upstreamFailureOf` knows */
@@ -130,7 +131,10 @@ export async function answerOf(
   });
   if (!BODILESS.has(status)) return new Response(body, { status, headers });
   // The server never reads the body of such a response, so it is read to its end here.
-  await new Response(body).bytes().catch(() => {});
+  await new Response(body).bytes().catch(() => {
+    const callerMessage = "the call was ended before its response was recorded";
+    throw new CallError("internal", "ended elsewhere", { callerMessage });
+  });
   return new Response(null, { status, headers });
 }
 
@@ -264,8 +268,11 @@ export interface RelayOptions {
   /** After how much silence a comment is sent: first at the start, then later (null for never). Null for no event stream. */
   readonly comments: { readonly firstMs: number; readonly nextMs: number | null } | null;
   piece(bytes: Uint8Array): void;
-  /** Called once, before the end of a whole response. If the exchange was stopped, the signal of `timeouts` has the reason. */
-  ended(how: Ended, error?: unknown): Promise<void>;
+  /**
+   * Called once, before the end of a whole response. If the exchange was stopped, the signal of `timeouts` has the reason.
+   * @returns false when a whole response must be broken off
+   */
+  ended(how: Ended, error?: unknown): Promise<boolean>;
 }
 
 /** How long a response that breaks off is held open. One millisecond is enough, except on a busy machine. */
@@ -273,6 +280,8 @@ const FLUSH_MS = 100;
 
 const OPENING = Buffer.from(":\n\n");
 const COMMENT = Buffer.from(":\n");
+/** The byte order mark of UTF-8. */
+const MARK = Buffer.from("\ufeff");
 const LINE_FEED = 0x0a;
 
 /** After this much silence the head of an encoded event stream is sent without its first bytes. */
@@ -310,6 +319,25 @@ async function* withFirst(first: Promise<IteratorResult<Uint8Array, void>>, rest
   yield* rest;
 }
 
+/**
+ * Leaves out a byte order mark at the start of a stream, whose pieces it is given one after the other. Behind the opening comment
+ * the mark would be a part of the first field's name.
+ */
+function withoutMark(): (piece: Uint8Array) => Uint8Array {
+  let leftOut = 0;
+  return (piece) => {
+    const before = leftOut;
+    let at = 0;
+    while (leftOut < MARK.length && piece[at] === MARK[leftOut]) {
+      at++;
+      leftOut++;
+    }
+    if (leftOut === MARK.length || at === piece.length) return piece.subarray(at);
+    leftOut = MARK.length;
+    return before === 0 ? piece : Buffer.concat([MARK.subarray(0, before), piece]);
+  };
+}
+
 export function relayBody({
   chunks: decoded,
   timeouts,
@@ -324,13 +352,20 @@ export function relayBody({
   let hasBegun = false;
   /** A comment is a line of its own, so it may come only between two lines. */
   let isBetweenLines = true;
+  let passed = (piece: Uint8Array): Uint8Array => piece;
   let isOver = false;
 
-  async function end(how: Ended, error?: unknown): Promise<void> {
-    if (isOver) return;
+  async function end(how: Ended, error?: unknown): Promise<boolean> {
+    if (isOver) return false;
     isOver = true;
     timeouts.end();
-    await events.ended(how, error);
+    return events.ended(how, error);
+  }
+
+  function comment(controller: ReadableStreamDefaultController<Uint8Array>): void {
+    controller.enqueue(hasBegun ? COMMENT : OPENING);
+    if (!hasBegun) passed = withoutMark();
+    hasBegun = true;
   }
 
   /** Breaks the body off, so that the caller sees no clean end, after the bytes so far have been sent. */
@@ -340,10 +375,15 @@ export function relayBody({
     error?: unknown,
   ): Promise<void> {
     // So that Bun sends the head: see above.
-    if (!hasBegun && comments !== null) controller.enqueue(OPENING);
+    if (!hasBegun && comments !== null) comment(controller);
     hasBegun = true;
     await Promise.all([end(how, error), Bun.sleep(FLUSH_MS)]);
     controller.error(new Error("the response ended early"));
+  }
+
+  async function endWhole(controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> {
+    if (await end("whole")) controller.close();
+    else await breakOff(controller, "failed");
   }
 
   /**
@@ -361,25 +401,22 @@ export function relayBody({
     next ??= nextOf(chunks);
     if (silenceMs !== null && isBetweenLines && !(await endsWithin(silenceMs, next))) {
       silenceMs = comments?.nextMs ?? null;
-      controller.enqueue(hasBegun ? COMMENT : OPENING);
-      hasBegun = true;
+      comment(controller);
       return;
     }
     const { done, value } = await next;
     timeouts.throwIfStopped();
     next = null;
     silenceMs = comments?.nextMs ?? null;
-    if (done) {
-      await end("whole");
-      controller.close();
-      return;
-    }
+    if (done) return endWhole(controller);
     events.piece(value);
-    isBetweenLines = value.at(-1) === LINE_FEED;
+    if (filter === null) relayed = value;
+    const piece = passed(value);
+    if (piece.length === 0) return pull(controller);
+    isBetweenLines = piece.at(-1) === LINE_FEED;
     timeouts.waitFor("caller");
     hasBegun = true;
-    controller.enqueue(value);
-    if (filter === null) relayed = value;
+    controller.enqueue(piece);
   }
 
   return new ReadableStream<Uint8Array>(
@@ -387,7 +424,7 @@ export function relayBody({
       start(controller) {
         // Between two pulls nothing else would notice a stop.
         const onStop = () => {
-          // A whole response whose end is being recorded is not broken off.
+          // Whether a whole response is broken off while its end is being recorded is for the record to say.
           if (!isOver) void breakOff(controller, "broken");
         };
         timeouts.signal.addEventListener("abort", onStop, { once: true });

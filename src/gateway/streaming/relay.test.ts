@@ -25,6 +25,7 @@ test("a whole answer ends whole, though it is stopped while its end is being rec
     async ended(how) {
       told.push(how);
       timeouts.stop("shutdown");
+      return true;
     },
   });
   expect([await textOf(body), told]).toEqual(["abc", ["whole"]]);
@@ -59,7 +60,10 @@ async function receivedOf(
         filter: null,
         comments,
         piece() {},
-        ended: async (end) => void how.push(end),
+        async ended(end) {
+          how.push(end);
+          return true;
+        },
       });
       return new Response(body, { headers: { "x-told": "yes" } });
     },
@@ -122,7 +126,7 @@ test("pieces whose memory is given back when the next one is asked for reach a s
           filter: null,
           comments: null,
           piece() {},
-          async ended() {},
+          ended: async () => true,
         }),
       ),
   });
@@ -151,9 +155,49 @@ test("a comment stands between two lines, and never within one", async () => {
     filter: null,
     comments: { firstMs: 1000, nextMs: 10 },
     piece() {},
-    async ended() {},
+    ended: async () => true,
   });
   expect((await textOf(body)).replaceAll(/(:\n)+/g, ":\n")).toBe("data: 1\n:\ndata: 2\n\n:\n");
+});
+
+/** What a caller gets of an event stream that begins with silence, with the opening comment after `firstMs` of it. */
+async function relayed(firstMs: number, pieces: readonly string[]) {
+  const sent = pieces.map((piece) => Uint8Array.from(Buffer.from(piece, "latin1")));
+  async function* chunks() {
+    await Bun.sleep(50);
+    yield* sent;
+  }
+  const recorded: string[] = [];
+  const body = relayBody({
+    chunks: chunks(),
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal, "acme"),
+    filter: null,
+    comments: { firstMs, nextMs: null },
+    piece: (bytes) => void recorded.push(Buffer.from(bytes).toString("latin1")),
+    ended: async () => true,
+  });
+  let text = "";
+  for await (const piece of body) {
+    expect(piece.length).toBeGreaterThan(0);
+    text += Buffer.from(piece).toString("latin1");
+  }
+  expect(recorded).toEqual([...pieces]);
+  expect(sent.every(({ byteLength }) => byteLength === 0)).toBe(true);
+  return text;
+}
+
+describe("a byte order mark at the start of an event stream", () => {
+  test.each([
+    [["\xef\xbb\xbfdata: 1\n\n", "data: 2\n\n"], "data: 1\n\ndata: 2\n\n"],
+    [["\xef\xbb\xbf", "data: 1\n\n"], "data: 1\n\n"],
+    [["\xef", "\xbb", "\xbfdata: 1\n\n"], "data: 1\n\n"],
+    [["\xef\xbb\xbf\xef\xbb\xbfdata: 1\n\n"], "\xef\xbb\xbfdata: 1\n\n"],
+    [["\xef", "\xbb", "\xbedata: 1\n\n"], "\xef\xbb\xbedata: 1\n\n"],
+    [["data: 1\n\n", "\xef\xbb\xbfdata: 2\n\n"], "data: 1\n\n\xef\xbb\xbfdata: 2\n\n"],
+  ])("is left out behind the opening comment, and only there: %j", async (pieces, left) => {
+    expect(await relayed(10, pieces)).toBe(`:\n\n${left}`);
+    expect(await relayed(10_000, pieces)).toBe(pieces.join(""));
+  });
 });
 
 test("pieces that pass a filter are its own", async () => {
@@ -167,7 +211,7 @@ test("pieces that pass a filter are its own", async () => {
     filter: (all) => all,
     comments: null,
     piece() {},
-    async ended() {},
+    ended: async () => true,
   });
   expect((await new Response(body).bytes()).byteLength).toBe(20);
   expect(pieces.map(({ byteLength }) => byteLength)).toEqual([10, 10]);

@@ -113,9 +113,7 @@ export function createStreams(options: StreamsDeps) {
             calls.delete(key.id);
             leave();
           });
-          // The end of a response waits up to a second for the record, so that a caller who polls right after it sees the end.
-          await within(1_000, recorded).catch(() => {});
-          end.over();
+          return known(recorded).finally(() => end.over());
         },
       });
     },
@@ -143,6 +141,7 @@ export function createStreams(options: StreamsDeps) {
           connections.delete(timeouts);
           opened.slot.release();
           end.over();
+          return true;
         },
       });
     },
@@ -196,7 +195,8 @@ interface StreamRun extends Omit<StreamExchange, "own" | "isDenied" | "ended"> {
   readonly end: CallerEnd;
   /** Null if the response can hold no list of tools, or nothing is denied. */
   deniedTools(): Promise<DeniedTools | null>;
-  conclude(ending: Ending, detail: string | null): Promise<void>;
+  /** @returns as `StreamExchange.ended` does */
+  conclude(ending: Ending, detail: string | null): Promise<boolean>;
 }
 
 async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise<Response> {
@@ -205,9 +205,11 @@ async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise
   const { tracer = null } = deps;
   const call = { tenant, agentId, invocationId: id, method, url, headers };
   const span = tracer === null ? null : beginCallSpan(tracer, call);
-  function conclude(ending: Ending, detail: string | null): Promise<void> {
-    if (span !== null) endCallSpan(span, ending);
-    return stream.conclude(ending, detail);
+  let concluded: Promise<boolean> | null = null;
+  function conclude(ending: Ending, detail: string | null): Promise<boolean> {
+    if (span !== null && concluded === null) endCallSpan(span, ending);
+    concluded ??= stream.conclude(ending, detail);
+    return concluded;
   }
   try {
     const exchange: StreamExchange = {
@@ -260,13 +262,19 @@ function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Re
   });
 }
 
-/** Records the end of a call, or releases it for its caller to resume. Never rejects. */
+/**
+ * The end of a response waits up to a second for the record, so that a caller who polls right after it sees the end. A longer
+ * wait would help nobody, and then the response counts as recorded.
+ */
+const known = (recorded: Promise<boolean>) => within(1_000, recorded).catch(() => true);
+
+/** Records the end of a call, or releases it for its caller to resume. Never rejects. @returns as `recordEnd` does */
 async function conclusionOf(
   deps: StreamsDeps,
   opened: OpenedCall,
   ending: Ending,
   givenUp: AbortSignal,
-): Promise<void> {
+): Promise<boolean> {
   // A paid call that was stopped before the upstream was dialled stays pending, and its caller may come back for it.
   const isStopped = ending.latency_ms === null && STOPPED_CLASSES.has(ending.error_class);
   if (!opened.isResumable || !isStopped) return recordEnd(deps, opened, ending, () => givenUp.aborted);
@@ -275,6 +283,7 @@ async function conclusionOf(
   // If this write fails, the regular comparison of claims with the database gives the claim back.
   claims.over(token);
   await store.write((tx) => release(tx, key, token, clock.now())).catch(() => {});
+  return false;
 }
 
 // Concurrency limits. The slots of streamed calls are counted apart from those of the transactional path, so that neither holds

@@ -1,10 +1,11 @@
 import { expect, test } from "bun:test";
-import { accepted } from "../../../test/support/stores/invocations.ts";
+import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { clock, places } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
+import { CommitUnknown, type Store } from "../../storage/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { abandon, accept, claim } from "../invocations/service.ts";
-import { compareOnce, createClaims } from "./ownership.ts";
+import { compareOnce, createClaims, recordEnd } from "./ownership.ts";
 
 for (const [name, place] of Object.entries(places)) {
   test(`on ${name} the calls that run here and in the database are brought together, both ways`, async () => {
@@ -51,6 +52,41 @@ for (const [name, place] of Object.entries(places)) {
         ["failed", "internal"],
         ["running", null],
       ]);
+    } finally {
+      await store.close();
+      where.remove();
+    }
+  });
+
+  test(`on ${name} who records an end learns whether the record says so`, async () => {
+    const where = await place();
+    const store = await where.open();
+    const answersOf = { lost: 0, refused: 0 };
+    /** Loses the answers of some writes, and refuses some. */
+    const troubled: Store = {
+      ...store,
+      async execute(command, input) {
+        if (answersOf.refused-- > 0) throw new Error("refused");
+        const answer = await store.execute(command, input);
+        if (answersOf.lost-- > 0) throw new CommitUnknown("lost");
+        return answer;
+      },
+    };
+    const ended = async (trouble: Partial<typeof answersOf>, isCancelled = false) => {
+      const call = accepted(clock.now(), { mode: "streaming" });
+      const key = { tenant: "acme", id: call.row.id };
+      await accept(store, call, { owner: "rep_1", token: "t" });
+      if (isCancelled) await abandon(store, key, "cancelled", clock.now());
+      Object.assign(answersOf, { lost: 0, refused: 0 }, trouble);
+      const options = { store: troubled, clock, log: silentLog, claims: createClaims() };
+      const isRecorded = await recordEnd(options, { key, token: "t", request_id: "r" }, SUCCESS, () => false);
+      return [isRecorded, (await findInvocation(store.read, key.tenant, key.id)).error_class];
+    };
+    try {
+      expect(await ended({})).toEqual([true, null]);
+      expect(await ended({ lost: 1 })).toEqual([true, null]);
+      expect(await ended({ refused: 1 })).toEqual([false, "internal"]);
+      expect(await ended({}, true)).toEqual([false, "cancelled"]);
     } finally {
       await store.close();
       where.remove();

@@ -122,27 +122,36 @@ export interface RecordEndOptions extends StoreTools {
  * comparison of claims ends the call later.
  *
  * @param isGivenUp whether to stop waiting for a store that is away
+ * @returns false when the record says otherwise: the call had ended before, as by a cancel, or the end could not be stored so
  */
 export async function recordEnd(
   { store, clock, log, claims }: RecordEndOptions,
   claimed: ClaimedKey,
   ending: Ending,
   isGivenUp: () => boolean,
-): Promise<void> {
+): Promise<boolean> {
   const { key, token, request_id } = claimed;
   const named = { tenant: key.tenant, invocation_id: key.id, request_id };
-  const write = (what: Ending) =>
-    outlastRequest(() => untilStored(() => finish(store, claimed, what, clock.now()), isGivenUp));
+  let tries = 0;
+  async function tryOnce(what: Ending): Promise<boolean> {
+    tries++;
+    // An earlier try may have been stored, though its answer was lost.
+    return (await finish(store, claimed, what, clock.now())) || tries > 1;
+  }
+  const write = (what: Ending) => outlastRequest(() => untilStored(() => tryOnce(what), isGivenUp));
   try {
-    await write(ending).catch((error) => {
+    const isRecorded = await write(ending).catch(async (error) => {
       if (isGivenUp()) throw error;
       log.error("outcome_not_recorded", { ...named, error });
-      return write(onlyNumbersOf(ending));
+      await write(onlyNumbersOf(ending));
+      return false;
     });
     claims.over(token);
+    return isRecorded;
   } catch (error) {
     log.error("invocation_left_open", { ...named, error });
     claims.over(token, true);
+    return false;
   }
 }
 
