@@ -225,7 +225,7 @@ const WRONG: readonly Wrong[] = [
   { words: "keys rotate --data-dir folder", told: [`there is no master key: ${at("folder")} holds no master.key`] },
   { words: "serve --data-dir notes.txt/x", told: [`: ${at("notes.txt")} is not a directory`] },
   {
-    words: "serve --data-dir /proc/nope",
+    words: "serve --port 0 --data-dir /proc/nope",
     told: ["--data-dir (or TOLLGATE_DATA_DIR) must be a directory", "; /proc/nope can't be used: no such file"],
   },
   { words: "pki init --dir notes.txt", told: ["--dir must be a directory, and notes.txt is a file"] },

@@ -14,7 +14,6 @@ import {
   writeFileSync,
 } from "node:fs";
 import { join } from "node:path";
-import { until } from "../until.ts";
 import { parseUnit, type Unit } from "./unit.ts";
 
 const UNITS = "/etc/systemd/system";
@@ -89,7 +88,7 @@ async function stop(name: string): Promise<void> {
       return false;
     }
   };
-  await until(() => !isThere());
+  while (isThere()) await Bun.sleep(20);
   rmSync(pidFile(name));
 }
 
