@@ -3,7 +3,6 @@
 
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { type LogFields, silentLog } from "../src/core/log.ts";
@@ -18,6 +17,7 @@ import { newPayer, type SignedPayment, signPayment } from "./support/chain/payme
 import { startRpcRelay } from "./support/chain/rpc-relay.ts";
 import { makePki, type Pki } from "./support/http/pki.ts";
 import { BASE } from "./support/network.ts";
+import { temporaryPlace } from "./support/temporary.ts";
 import { until } from "./support/until.ts";
 
 const PAYEE = "0x00000000000000000000000000000000000000aa";
@@ -41,7 +41,7 @@ afterEach(async () => {
 afterAll(() => chain.stop());
 
 function newDir(): string {
-  const dir = mkdtempSync(join(tmpdir(), "tollgate-facilitator-"));
+  const dir = mkdtempSync(join(temporaryPlace(), "tollgate-facilitator-"));
   dirs.push(dir);
   return dir;
 }

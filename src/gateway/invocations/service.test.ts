@@ -1,12 +1,12 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { and, eq, sql } from "drizzle-orm";
 import fc from "fast-check";
 import type { CountDimension } from "../../../db/schema.ts";
 import { accepted, counted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { startPostgres } from "../../../test/support/stores/postgres.ts";
+import { temporaryPlace } from "../../../test/support/temporary.ts";
 import { silentLog } from "../../core/log.ts";
 import { ERROR_CLASSES, INVOCATION_EVENTS, INVOCATION_STATUSES } from "../../core/states.ts";
 import { renewProcess } from "../../storage/leases.ts";
@@ -47,7 +47,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
   describe(`on ${name}`, () => {
     let store: Store;
     beforeAll(async () => {
-      const dir = mkdtempSync(join(tmpdir(), "tollgate-invocations-"));
+      const dir = mkdtempSync(join(temporaryPlace(), "tollgate-invocations-"));
       store = await openStore({ databaseUrl: await databaseUrl(), dataDir: dir, log: silentLog, clock });
       opened.push({ store, dir });
     });

@@ -2,7 +2,6 @@
 // port. A watchdog holds the process: when the test process goes, in whatever way, the chain goes too.
 
 import { mkdtempSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import {
@@ -25,6 +24,7 @@ import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from 
 import { base } from "viem/chains";
 import { callAsAdmin, installToken, mintCall } from "../../../src/cli/demo/chain.ts";
 import { BASE } from "../network.ts";
+import { temporaryPlace } from "../temporary.ts";
 import { until } from "../until.ts";
 import type { SignedPayment } from "./payments.ts";
 
@@ -297,7 +297,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
 /** Starts the process and waits until it listens. The chain makes no blocks by itself yet. */
 async function launch(): Promise<{ url: string; home: string; stop(): Promise<void> }> {
   // Its home is a directory of its own, for it would otherwise keep states under the user's.
-  const home = mkdtempSync(join(tmpdir(), "tollgate-chain-"));
+  const home = mkdtempSync(join(temporaryPlace(), "tollgate-chain-"));
   const options = ["--port", "0", "--chain-id", `${BASE.chainId}`, "--gas-limit", `${BLOCK_GAS}`];
   const command = [ANVIL, ...options, "--no-mining", "--color", "never"];
   const watchdog = Bun.spawn(["sh", "-c", WATCHDOG, "anvil", home, ...command], {

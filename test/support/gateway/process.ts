@@ -1,9 +1,9 @@
 // The compiled binary as a process of its own, for tests: its commands run to their end, its services until they are
 // told to end or killed. Whatever happens to the test process, what it started and its directories go with it.
 import { mkdtempSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { endsWithin } from "../../../src/kernel/wait.ts";
+import { temporaryPlace } from "../temporary.ts";
 import { tollgateBinary } from "./binary.ts";
 
 export const START_MS_MAX = 40_000;
@@ -125,7 +125,7 @@ let root: string | undefined;
 /** A directory that a process of its own removes when this one is gone, killed or not. */
 export function temporaryRoot(): string {
   if (root !== undefined) return root;
-  root = mkdtempSync(join(tmpdir(), "tollgate-test-"));
+  root = mkdtempSync(join(temporaryPlace(), "tollgate-test-"));
   const stdio = { stdin: "ignore", stdout: "ignore", stderr: "ignore" } as const;
   Bun.spawnSync(["sh", "-c", SWEEPER, "sweeper", root, String(process.pid)], stdio);
   return root;

@@ -3,7 +3,6 @@
 
 import { afterAll, beforeAll, expect } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { hostRules } from "../../../src/core/host.ts";
 import type { Log } from "../../../src/core/log.ts";
@@ -17,6 +16,7 @@ import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { onlyMasterKey } from "../keys.ts";
 import { BASE } from "../network.ts";
+import { temporaryPlace } from "../temporary.ts";
 
 export interface Answer {
   readonly status: number;
@@ -57,7 +57,7 @@ function recorder(): { log: Log; lines: string[] } {
 }
 
 export async function openCatalog(databaseUrl: string | null = null): Promise<Catalog> {
-  const dir = mkdtempSync(join(tmpdir(), "tollgate-catalog-"));
+  const dir = mkdtempSync(join(temporaryPlace(), "tollgate-catalog-"));
   const { log, lines } = recorder();
   const clock = { time: 1_790_000_000_000, now: () => clock.time++ };
   const store = await openStore({ databaseUrl, dataDir: dir, log, clock });

@@ -94,6 +94,8 @@ export function launch({ dir, native, port }: ServerPlace, changed: Settings, is
     unix_socket_directories: "",
     max_connections: "200",
     deadlock_timeout: "50ms",
+    // In the data directory, which goes with the server: a server that is killed would leave it behind elsewhere.
+    dynamic_shared_memory_type: "mmap",
     ...changed,
   };
   const options = Object.entries(settings).flatMap(([name, value]) => ["-c", `${name}=${value}`]);

@@ -1,7 +1,6 @@
 // What tests of the scheduler need: one over a real store, new for each test, with a pool of workers that makes no calls.
 import { afterEach, beforeEach, spyOn } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { silentLog } from "../../../src/core/log.ts";
 import type { Job, Outcome } from "../../../src/gateway/executor/job.ts";
@@ -12,6 +11,7 @@ import { createClaims, createReplicaLease } from "../../../src/gateway/upstream/
 import { createMembership, type Membership } from "../../../src/storage/leases.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
+import { temporaryPlace } from "../temporary.ts";
 import { accepted, SUCCESS } from "./invocations.ts";
 
 export const clock = { now: () => 1_790_000_000_000 };
@@ -46,7 +46,7 @@ export function useScheduling() {
   let store: Store;
   const memberships: Membership[] = [];
   beforeEach(async () => {
-    dir = mkdtempSync(join(tmpdir(), "tollgate-scheduling-"));
+    dir = mkdtempSync(join(temporaryPlace(), "tollgate-scheduling-"));
     store = await openStore({ databaseUrl: null, dataDir: dir, log: silentLog, clock });
   });
   afterEach(async () => {

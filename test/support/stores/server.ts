@@ -1,8 +1,8 @@
 // Database servers and their poolers as processes of their own, for tests. A watchdog holds each: when the test process
 // goes, in whatever way, the server and its directory go too. None of them runs as root: then it runs as nobody.
 import { chownSync, mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { temporaryPlace } from "../temporary.ts";
 
 const START_MS_MAX = 20_000;
 const NOBODY = 65_534;
@@ -41,7 +41,8 @@ export function handOver(path: string): void {
 
 /** A new directory, whose name the server's user can reach. */
 export function openDirectory(): string {
-  for (const root of isRoot ? [tmpdir(), ...PUBLIC_TEMPORARY] : [tmpdir()]) {
+  const place = temporaryPlace();
+  for (const root of isRoot ? [place, ...PUBLIC_TEMPORARY] : [place]) {
     const dir = mkdtempSync(join(root, "tollgate-postgres-"));
     if (isRoot) chownSync(dir, NOBODY, NOBODY);
     if (succeeds(unprivileged(["test", "-w", dir]))) return dir;

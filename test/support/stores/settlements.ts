@@ -2,7 +2,6 @@
 
 import { afterAll, beforeAll } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Fault } from "../../../src/core/fault.ts";
 import { newId } from "../../../src/core/id.ts";
@@ -19,6 +18,7 @@ import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { newPayer, signPayment, verifiedAtOnce } from "../chain/payments.ts";
 import { BASE } from "../network.ts";
+import { temporaryPlace } from "../temporary.ts";
 import { accepted, counted } from "./invocations.ts";
 import { startPostgres } from "./postgres.ts";
 
@@ -43,7 +43,7 @@ export function usePayments(databaseUrl: () => Promise<string | null>) {
   let store: Store;
   const running: Settler[] = [];
   beforeAll(async () => {
-    dir = mkdtempSync(join(tmpdir(), "tollgate-payments-"));
+    dir = mkdtempSync(join(temporaryPlace(), "tollgate-payments-"));
     store = await openStore({ databaseUrl: await databaseUrl(), dataDir: dir, log: silentLog, clock });
   }, 30_000);
   afterAll(async () => {
