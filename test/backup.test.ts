@@ -137,6 +137,23 @@ test("a check tells a whole copy from a damaged one, from one of another key, an
   );
 });
 
+test("a database that can't be read is kept, and its log is not read with the copy", async () => {
+  await using gateway = await startGateway();
+  await gateway.token(ALICE);
+  const backup = join(dir, "backup.db");
+  expect(await gateway.run("backup", backup)).toMatchObject({ code: 0 });
+  await gateway.stop();
+  const database = join(gateway.dataDir, "tollgate.db");
+  const broken = "no database".padEnd(8192);
+  for (const part of ["", "-wal", "-shm"]) writeFileSync(database + part, broken);
+  const restored = await gateway.run("restore", backup);
+  const kept = /^the previous database is (\S+) now$/m.exec(restored.stdout)?.[1] ?? "";
+  expect(restored).toMatchObject({ code: 0 });
+  expect(readFileSync(kept, "utf8")).toBe(broken);
+  expect(await gateway.run("backup", "--verify", database)).toMatchObject({ code: 0 });
+  await gateway.restart();
+});
+
 test("a backup of Postgres is left to its own tools", async () => {
   const env = { DATABASE_URL: "postgres://127.0.0.1:1/none" };
   expect(await runCommand(["backup", join(dir, "b.db")], { cwd: dir, env })).toEqual({

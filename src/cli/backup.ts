@@ -1,7 +1,7 @@
 // The commands for a database as a whole: `tollgate migrate`, `tollgate backup` and `tollgate restore`. A Postgres database is
 // backed up and restored with its own tools. How the services handle a restore is in src/storage/restoration.ts.
 
-import { copyFileSync, existsSync, linkSync, renameSync, rmSync, statSync } from "node:fs";
+import { copyFileSync, existsSync, rmSync, statSync } from "node:fs";
 import { join, resolve } from "node:path";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
@@ -14,7 +14,7 @@ import { acquireDataDirLock, makePrivateFile, syncToDisk } from "../storage/data
 import { schemaText } from "../storage/migrate.ts";
 import { openStore } from "../storage/open.ts";
 import { markCopy, recordRestore, tellsRestore, unmarkCopy } from "../storage/restoration.ts";
-import { checkSqliteCopy, copySqlite } from "../storage/sqlite/backup.ts";
+import { checkSqliteCopy, copySqlite, replaceSqlite } from "../storage/sqlite/backup.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine, type CommandOutcome, type CommandVerdict } from "./command-line.ts";
 import {
@@ -112,21 +112,40 @@ export async function restore(line: CommandLine): Promise<CommandOutcome> {
   if (databaseUrl !== null) {
     if (file !== null)
       throw new StartupProblem("FILE must be left out: a Postgres database is restored by its own tools");
-    return (await record(line, config, null, log)) ?? restoredText("the database");
+    return record(line, config, null, log);
   }
   if (file === null) requireDatabase(config, "service");
   else openDataDir(config, log);
   // Makes sure that no service runs, and that none starts meanwhile.
   const lock = acquireDataDirLock(dataDir);
-  const path = join(dataDir, DATABASE_FILE);
   try {
-    const before =
-      file === null ? null : await withProgress(`restoring ${file}`, () => putCopy(config, file, path, log));
-    const disagreed = await record(line, config, path, log);
-    if (disagreed !== null) return disagreed;
-    return `${before === null ? "" : `the previous database is ${before} now\n`}${restoredText(path)}`;
+    const path = join(dataDir, DATABASE_FILE);
+    if (file === null) return await record(line, config, path, log);
+    const before = await withProgress(`restoring ${file}`, () => putCopy(config, file, path, log));
+    return await recordPut(line, config, { file, path, before }, log);
   } finally {
     lock.release();
+  }
+}
+
+interface Put {
+  readonly file: string;
+  readonly path: string;
+  /** The name of the previous database; null if there was none. */
+  readonly before: string | null;
+}
+
+/** @throws StartupProblem that tells what was done already */
+async function recordPut(line: CommandLine, config: Config, { file, path, before }: Put, log: Log) {
+  const kept = before === null ? [] : [`the previous database is ${before} now`];
+  try {
+    syncToDisk(config.dataDir);
+    const outcome = await record(line, config, path, log);
+    return typeof outcome === "string" ? [...kept, outcome].join("\n") : outcome;
+  } catch (cause) {
+    const done = [`${file} is in its place`, ...kept].join(", ");
+    const rest = `run tollgate restore without FILE for the rest, which failed: ${(cause as Error).message}`;
+    throw new StartupProblem(`${done}; ${rest}`, { cause });
   }
 }
 
@@ -139,7 +158,7 @@ function restoredText(what: string): string {
 }
 
 /**
- * Puts the copy in the place of the database. A previous database is kept, with its write-ahead log, under another name.
+ * Puts the copy in the place of the database. A previous database is kept under another name.
  *
  * @returns that name; null if there was no database
  * @throws StartupProblem when the copy can't be restored, or can't be put there
@@ -153,33 +172,19 @@ async function putCopy(config: Config, file: string, path: string, log: Log): Pr
     copyFileSync(file, draft);
     await requireOwnCopy(draft, config);
     markCopy(draft, systemClock.now());
-    syncToDisk(draft);
-    const before = moveAway(path);
-    linkSync(draft, path);
-    syncToDisk(config.dataDir);
-    return before;
+    const before = `${path}.before-${systemClock.now()}`;
+    replaceSqlite(draft, path, before);
+    return existsSync(before) ? before : null;
   } catch (cause) {
     if (cause instanceof StartupProblem) throw cause;
-    throw new StartupProblem(`${file} can't be put in its place: ${(cause as Error).message}`, { cause });
+    const why = (cause as Error).message;
+    throw new StartupProblem(`${file} can't be put in its place, and nothing was changed: ${why}`, { cause });
   } finally {
     for (const leaving of [draft, `${draft}-journal`, `${draft}-wal`, `${draft}-shm`]) rmSync(leaving, { force: true });
   }
 }
 
-/**
- * Renames a database and its write-ahead log, which holds part of its data and must not stay beside the copy. The database goes
- * first, since SQLite ignores a log without a database.
- */
-function moveAway(path: string): string | null {
-  const isThere = existsSync(path);
-  const away = `${path}.before-${systemClock.now()}`;
-  for (const part of ["", "-wal", "-shm"]) {
-    if (existsSync(`${path}${part}`)) renameSync(`${path}${part}`, `${away}${part}`);
-  }
-  return isThere ? away : null;
-}
-
-/** @returns null, or what to print when the operator does not agree */
+/** Marks the database as restored. @returns what to print */
 async function record(line: CommandLine, config: Config, file: string | null, log: Log) {
   const { databaseUrl, dataDir } = config;
   return withStore(openStore({ databaseUrl, dataDir, log, clock: systemClock }), async (store) => {
@@ -191,7 +196,7 @@ async function record(line: CommandLine, config: Config, file: string | null, lo
     if (disagreed !== null) return disagreed;
     await recordRestore(store, () => settleRestored(store));
     if (file !== null) unmarkCopy(file);
-    return null;
+    return restoredText(file ?? "the database");
   });
 }
 

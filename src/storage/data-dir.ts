@@ -6,11 +6,13 @@
 //
 // A secret file can't be recreated. It is readable by its owner only, appears under its name only when it is complete and on
 // disk, and never replaces another file: it is linked into place, which fails if the name is taken, while a rename would not.
+// Some file systems have no hard links (exFAT, some network shares); `giveName` does without.
 import { Database, SQLiteError } from "bun:sqlite";
 import {
   accessSync,
   closeSync,
   constants,
+  copyFileSync,
   existsSync,
   fchownSync,
   fsyncSync,
@@ -18,6 +20,8 @@ import {
   mkdirSync,
   openSync,
   readFileSync,
+  renameSync,
+  rmSync,
   statSync,
   unlinkSync,
   writeFile,
@@ -110,9 +114,47 @@ export function placePrivateFile(path: string, draft: string, text: string, owne
       writeSync(file, text);
       fsyncSync(file);
     });
-    linkSync(draft, path);
+    giveName(draft, path);
   } finally {
     if (existsSync(draft)) unlinkSync(draft);
+  }
+}
+
+/**
+ * Gives a complete file its name, which must be free. The draft's own name may remain, for the caller to remove. Without hard
+ * links an empty file takes the name first, and the draft replaces it.
+ *
+ * @throws the file system's error, `EEXIST` when the name is taken
+ */
+export function giveName(draft: string, path: string): void {
+  try {
+    linkSync(draft, path);
+  } catch (error) {
+    if (errorCode(error) === "EEXIST") throw error;
+    closeSync(openSync(path, "wx", 0o600));
+    try {
+      renameSync(draft, path);
+    } catch (cause) {
+      unlinkSync(path);
+      throw cause;
+    }
+  }
+}
+
+/** Keeps a file under a second name: as a link, or without hard links as a copy. @throws the file system's error */
+export function keepAs(path: string, kept: string): void {
+  try {
+    linkSync(path, kept);
+  } catch {
+    const draft = `${kept}.${crypto.randomUUID()}`;
+    try {
+      makePrivateFile(draft);
+      copyFileSync(path, draft);
+      syncToDisk(draft);
+      giveName(draft, kept);
+    } finally {
+      rmSync(draft, { force: true });
+    }
   }
 }
 

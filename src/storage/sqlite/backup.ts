@@ -1,11 +1,13 @@
 // Copies an SQLite database while a service writes to it, and checks copies. A copy is one file: SQLite writes it from a snapshot
-// of the database, without holding up writers. The write-ahead log grows meanwhile.
+// of the database, without holding up writers. The write-ahead log grows meanwhile. A restore puts a copy in the place of a
+// database in one step.
 import { Database, SQLiteError } from "bun:sqlite";
-import { accessSync, constants, existsSync, linkSync, rmSync, statfsSync, statSync } from "node:fs";
+import { accessSync, constants, existsSync, renameSync, rmSync, statfsSync, statSync } from "node:fs";
 import { dirname } from "node:path";
 import { errorCode } from "../../core/fault.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { makePrivateFile, requireUsable, syncToDisk } from "../data-dir.ts";
+import { giveName, keepAs, makePrivateFile, requireUsable, syncToDisk } from "../data-dir.ts";
+import { isSqliteBusy } from "../failures.ts";
 import { fitOf, schemaOf, tooNewText, versionsOnSqlite } from "../migrate.ts";
 import { markCopy, withFile } from "../restoration.ts";
 import { wrappedKeys } from "./inspect.ts";
@@ -41,7 +43,7 @@ export function copySqlite(
     withFile(from, (connection) => connection.run("vacuum into ?", [draft]));
     markCopy(draft, now);
     syncToDisk(draft);
-    linkSync(draft, to);
+    giveName(draft, to);
     syncToDisk(dirname(to));
   } catch (cause) {
     if (cause instanceof StartupProblem) throw cause;
@@ -105,5 +107,83 @@ export function checkSqliteCopy(path: string) {
     return { problem: `it is not a complete tollgate database: ${error.message}` };
   } finally {
     copy?.close();
+  }
+}
+
+/** What may lie beside a database and would be read with the new file. */
+const WORKING_FILES = ["-journal", "-wal", "-shm"];
+
+/**
+ * Puts a new database in the place of one that no service uses: at every moment the name belongs to one of the two, whole. The old
+ * one is kept as `before`. The new name is durable after `syncToDisk`. If this fails, everything is as before.
+ *
+ * @throws StartupProblem when another program uses the old database; the error of the file system or of SQLite
+ */
+export function replaceSqlite(draft: string, path: string, before: string): void {
+  withoutLog(draft)?.close();
+  syncToDisk(draft);
+  const isThere = existsSync(path);
+  const old = isThere ? withoutLog(path) : null;
+  const undo: (() => void)[] = [];
+  try {
+    if (isThere) {
+      keepAs(path, before);
+      undo.push(() => rmSync(before));
+    }
+    old?.lock();
+    // Only a database that SQLite can't read has such files now, or one that is missing.
+    for (const part of WORKING_FILES.filter((part) => existsSync(path + part))) {
+      renameSync(path + part, before + part);
+      undo.push(() => renameSync(before + part, path + part));
+    }
+    syncToDisk(dirname(path));
+    renameSync(draft, path);
+  } catch (error) {
+    for (const step of undo.toReversed()) step();
+    throw error;
+  } finally {
+    old?.close();
+  }
+}
+
+/**
+ * Brings all of a database into its one file, so that it has no write-ahead log. `lock` keeps other programs from the file until
+ * `close`. Until then this process must not open and close the file otherwise, which would end the lock.
+ *
+ * @returns null for a file that SQLite can't read
+ * @throws StartupProblem when another program uses the file; SQLite's error
+ */
+function withoutLog(path: string) {
+  requireUsable(path);
+  if (statSync(path).size === 0) return null;
+  const file = new Database(path, { readwrite: true, create: false });
+  const ask = (pragma: string): unknown => {
+    using statement = file.prepare<Record<string, unknown>, []>(`pragma ${pragma}`);
+    return Object.values(statement.get() ?? {})[0];
+  };
+  function unlessUsed<T>(work: () => T): T {
+    try {
+      return work();
+    } catch (error) {
+      if (!isSqliteBusy(error)) throw error;
+      throw new StartupProblem(`another program uses ${path}: end it, and run the command again`, { cause: error });
+    }
+  }
+  try {
+    file.run("pragma busy_timeout = 10000");
+    unlessUsed(() => ask("journal_mode = delete"));
+    const version = ask("data_version");
+    return {
+      lock() {
+        unlessUsed(() => file.run("begin exclusive"));
+        const isSame = ask("journal_mode") === "delete" && ask("data_version") === version;
+        if (!isSame) throw new StartupProblem(`another program has changed ${path} meanwhile: run the command again`);
+      },
+      close: () => file.close(),
+    };
+  } catch (error) {
+    file.close();
+    if (error instanceof SQLiteError && /^SQLITE_(NOTADB|CORRUPT)/.test(error.code ?? "")) return null;
+    throw error;
   }
 }
