@@ -137,6 +137,33 @@ test("a check tells a whole copy from a damaged one, from one of another key, an
   );
 });
 
+test("a database whose log holds a part of it is not taken for a copy, nor is the database itself", async () => {
+  await using gateway = await startGateway();
+  const token = await gateway.token(ALICE);
+  const agents = () => {
+    using file = new Database(database);
+    return file.query("select count(*) as agents from agents").get();
+  };
+  const [database, raw] = [join(gateway.dataDir, "tollgate.db"), join(dir, "tollgate.db")];
+  const backup = join(dir, "backup.db");
+  expect(await gateway.run("backup", backup)).toMatchObject({ code: 0 });
+  expect((await ask(gateway, token, "/v1/agents", { name: "late" })).status).toBe(201);
+  await gateway.kill9();
+  for (const part of ["", "-wal"]) copyFileSync(`${database}${part}`, `${raw}${part}`);
+  const refused = (text: string) => ({ code: 2, stdout: "", stderr: expect.stringContaining(text) });
+  const why = `a part of it is in ${raw}-wal, and a restore takes one file: copy it with tollgate backup first`;
+  const verified = await gateway.run("backup", "--verify", raw);
+  expect(verified).toEqual({ code: 1, stdout: "", stderr: `${raw} can't be restored: ${why}\n` });
+  expect(await gateway.run("restore", raw)).toEqual(refused(`${raw} can't be restored: ${why}`));
+  expect(await gateway.run("restore", database)).toEqual(refused(`${database} is the database itself: name a copy`));
+  expect(agents()).toEqual({ agents: 1 });
+  // As the sentence advises.
+  const whole = join(dir, "whole.db");
+  expect(await gateway.run("backup", whole, "--data-dir", dir)).toMatchObject({ code: 0 });
+  expect(await gateway.run("restore", whole)).toMatchObject({ code: 0 });
+  expect(agents()).toEqual({ agents: 1 });
+});
+
 test("a database that can't be read is kept, and its log is not read with the copy", async () => {
   await using gateway = await startGateway();
   await gateway.token(ALICE);

@@ -164,6 +164,11 @@ function restoredText(what: string): string {
  * @throws StartupProblem when the copy can't be restored, or can't be put there
  */
 async function putCopy(config: Config, file: string, path: string, log: Log): Promise<string | null> {
+  if (isOneFile(file, path)) {
+    throw new StartupProblem(
+      `${file} is the database itself: name a copy, or leave FILE out if it is the copy already`,
+    );
+  }
   const { problem } = check(config, file, log);
   if (problem !== null) throw new StartupProblem(`${file} can't be restored: ${problem}`);
   const draft = `${path}.${crypto.randomUUID()}`;
@@ -182,6 +187,11 @@ async function putCopy(config: Config, file: string, path: string, log: Log): Pr
   } finally {
     for (const leaving of [draft, `${draft}-journal`, `${draft}-wal`, `${draft}-shm`]) rmSync(leaving, { force: true });
   }
+}
+
+function isOneFile(...paths: [string, string]): boolean {
+  const [one, other] = paths.map((path) => statSync(path, { throwIfNoEntry: false }));
+  return one !== undefined && one.ino === other?.ino && one.dev === other.dev;
 }
 
 /** Marks the database as restored. @returns what to print */

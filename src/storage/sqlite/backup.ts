@@ -90,6 +90,12 @@ export function checkSqliteCopy(path: string) {
     const code = errorCode(error);
     return { problem: code === "ENOENT" ? "there is no such file" : `it must be readable by this user (${code})` };
   }
+  const part = [`${path}-wal`, `${path}-journal`].find(
+    (file) => (statSync(file, { throwIfNoEntry: false })?.size ?? 0) > 0,
+  );
+  if (part !== undefined) {
+    return { problem: `a part of it is in ${part}, and a restore takes one file: copy it with tollgate backup first` };
+  }
   let copy: Database | null = null;
   try {
     copy = new Database(path, { readonly: true });
