@@ -61,12 +61,13 @@ for (const [name, place] of Object.entries(places)) {
   test(`on ${name} who records an end learns whether the record says so`, async () => {
     const where = await place();
     const store = await where.open();
-    const answersOf = { lost: 0, refused: 0 };
-    /** Loses the answers of some writes, and refuses some. */
+    const answersOf = { lost: 0, refused: 0, late: 0 };
+    /** Loses the answers of some writes, refuses some, and fails some before they are made. */
     const troubled: Store = {
       ...store,
       async execute(command, input) {
         if (answersOf.refused-- > 0) throw new Error("refused");
+        if (answersOf.late-- > 0) throw new CommitUnknown("late");
         const answer = await store.execute(command, input);
         if (answersOf.lost-- > 0) throw new CommitUnknown("lost");
         return answer;
@@ -77,7 +78,7 @@ for (const [name, place] of Object.entries(places)) {
       const key = { tenant: "acme", id: call.row.id };
       await accept(store, call, { owner: "rep_1", token: "t" });
       if (isCancelled) await abandon(store, key, "cancelled", clock.now());
-      Object.assign(answersOf, { lost: 0, refused: 0 }, trouble);
+      Object.assign(answersOf, { lost: 0, refused: 0, late: 0 }, trouble);
       const options = { store: troubled, clock, log: silentLog, claims: createClaims() };
       const isRecorded = await recordEnd(options, { key, token: "t", request_id: "r" }, SUCCESS, () => false);
       return [isRecorded, (await findInvocation(store.read, key.tenant, key.id)).error_class];
@@ -87,6 +88,8 @@ for (const [name, place] of Object.entries(places)) {
       expect(await ended({ lost: 1 })).toEqual([true, null]);
       expect(await ended({ refused: 1 })).toEqual([false, "internal"]);
       expect(await ended({}, true)).toEqual([false, "cancelled"]);
+      expect(await ended({ late: 1 })).toEqual([true, null]);
+      expect(await ended({ late: 1 }, true)).toEqual([false, "cancelled"]);
     } finally {
       await store.close();
       where.remove();

@@ -19,6 +19,7 @@ import {
   finish,
   giveUp,
   type InvocationKey,
+  invocationByKey,
   release,
 } from "../invocations/service.ts";
 
@@ -135,8 +136,10 @@ export async function recordEnd(
   let tries = 0;
   async function tryOnce(what: Ending): Promise<boolean> {
     tries++;
-    // An earlier try may have been stored, though its answer was lost.
-    return (await finish(store, claimed, what, clock.now())) || tries > 1;
+    if (await finish(store, claimed, what, clock.now())) return true;
+    // An earlier try may have been stored, though its answer was lost. Or another end came first, as by a cancel.
+    const row = tries > 1 ? await invocationByKey(store.read, key) : null;
+    return row?.status === what.status && row.error_class === what.error_class;
   }
   const write = (what: Ending) => outlastRequest(() => untilStored(() => tryOnce(what), isGivenUp));
   try {
