@@ -3,6 +3,7 @@
 
 import { copyFileSync, existsSync, rmSync, statSync } from "node:fs";
 import { join, resolve } from "node:path";
+import { attempt } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -190,7 +191,7 @@ async function putCopy(config: Config, file: string, path: string, log: Log): Pr
 }
 
 function isOneFile(...paths: [string, string]): boolean {
-  const [one, other] = paths.map((path) => statSync(path, { throwIfNoEntry: false }));
+  const [one, other] = paths.map((path) => attempt(() => statSync(path)));
   return one !== undefined && one.ino === other?.ino && one.dev === other.dev;
 }
 

@@ -7,6 +7,7 @@ import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { listenProblem, StartupProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
+import { MAX } from "../kernel/limits.ts";
 import {
   DATABASE_FILE,
   findMasterKeys,
@@ -14,8 +15,11 @@ import {
   MASTER_KEY_FILE,
   type MasterKeys,
 } from "../keys/master-keys.ts";
-import { untilStored } from "../storage/failures.ts";
+import { untilStored, within } from "../storage/failures.ts";
+import type { DatabaseInspection } from "../storage/inspect.ts";
+import { fitOf } from "../storage/migrate.ts";
 import { openStore } from "../storage/open.ts";
+import { inspectPostgres } from "../storage/postgres/inspect.ts";
 import { inspectSqlite } from "../storage/sqlite/inspect.ts";
 import type { Reader, Store } from "../storage/store.ts";
 
@@ -116,10 +120,13 @@ function requireAmong(services: readonly Service[], service: Service, location: 
 }
 
 /** The services that have used a database file, which may be missing. What keeps a file from being read is told when it is opened. */
-async function servicesAt(file: string): Promise<readonly Service[]> {
-  const database = attempt(() => inspectSqlite(file)) ?? null;
+const servicesAt = (file: string) => servicesOf(attempt(() => inspectSqlite(file)) ?? null);
+
+/** The services that have used a database, which is closed then. */
+async function servicesOf(database: DatabaseInspection | null): Promise<readonly Service[]> {
   try {
-    return database === null || database.schema.version === 0 ? [] : await servicesIn(database.read);
+    const fit = database === null ? "none" : fitOf(database.schema);
+    return database === null || fit === "none" || fit === "too new" ? [] : await servicesIn(database.read);
   } finally {
     await database?.close();
   }
@@ -145,19 +152,19 @@ export async function requireOwnDataDir(service: Service, location: DataLocation
   if (isKeyed) requireAmong(["gateway"], service, location, `holds a ${MASTER_KEY_FILE}, so it is`);
 }
 
+/** As `requireOwnDataDir`, for a database of either kind. @throws StartupProblem also when a database server can't be used */
+export async function requireOwnDatabase(service: Service, location: DataLocation): Promise<void> {
+  const { databaseUrl } = location;
+  if (databaseUrl === null) return requireOwnDataDir(service, location);
+  const database = await inspectPostgres(databaseUrl);
+  requireAmong(await within(MAX.storeMs, servicesOf(database)), service, location);
+}
+
 /** Opens the database of a service, which may be empty. @throws StartupProblem when it is that of the other service alone */
 export async function openStoreOf(service: Service, location: DataLocation, log: Log): Promise<Store> {
-  const { databaseUrl, dataDir } = location;
-  await requireOwnDataDir(service, location);
-  const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
-  if (databaseUrl === null) return store;
-  try {
-    requireAmong(await servicesIn(store.read), service, location);
-    return store;
-  } catch (error) {
-    await store.close();
-    throw error;
-  }
+  // Before the database is migrated, whose own service may be of an earlier version.
+  await requireOwnDatabase(service, location);
+  return openStore({ ...location, log, clock: systemClock });
 }
 
 /**

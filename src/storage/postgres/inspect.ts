@@ -2,7 +2,8 @@
 // and logged at the start, before anything is changed.
 import type { SQL } from "bun";
 import { PassingStartupProblem, StartupProblem } from "../../core/startup.ts";
-import { openProblem, POOLER_STATE, sqlState, startProblem } from "../failures.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { openProblem, POOLER_STATE, sqlState, startProblem, within } from "../failures.ts";
 import { type DatabaseInspection, NO_KEYS, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnPostgres } from "../migrate.ts";
 import { NOW } from "../store.ts";
@@ -13,8 +14,8 @@ import { PROBE } from "./transactions.ts";
 export async function inspectPostgres(databaseUrl: string): Promise<DatabaseInspection> {
   const client = postgresClient(databaseUrl);
   try {
-    const capabilities = await probeCapabilities(client, databaseUrl);
-    const schema = schemaOf(await versionsOnPostgres(client));
+    const capabilities = await within(MAX.storeMs, probeCapabilities(client, databaseUrl));
+    const schema = schemaOf(await within(MAX.storeMs, versionsOnPostgres(client)));
     const isMade = schema.version > 0;
     return {
       dialect: "postgres",
