@@ -68,6 +68,9 @@ beforeAll(async () => {
     "backup accounts.db --data-dir facilitators",
   ];
   for (const words of made) expect((await run({ words, told: [] })).code).toBe(0);
+  const asFacilitator = { env: { TOLLGATE_MODE: "facilitator" }, told: [] };
+  for (const words of ["migrate --data-dir unused", "backup unused.db --data-dir unused"])
+    expect((await run({ words, ...asFacilitator })).code).toBe(0);
   cpSync(at("gateways"), at("moved"), { recursive: true });
   writeFileSync(at("moved/master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
 });
@@ -221,6 +224,10 @@ const WRONG: readonly Wrong[] = [
   {
     words: "restore accounts.db --data-dir gateways",
     told: [`must be the facilitator's data directory: ${at("gateways")} is a gateway's\n`],
+  },
+  {
+    words: "restore unused.db --data-dir gateways",
+    told: ["FILE must be a copy of a gateway's database: no service had used the database when it was copied\n"],
   },
   { words: "keys rotate --data-dir folder", told: [`there is no master key: ${at("folder")} holds no master.key`] },
   { words: "serve --data-dir notes.txt/x", told: [`: ${at("notes.txt")} is not a directory`] },

@@ -132,9 +132,20 @@ async function servicesOf(database: DatabaseInspection | null): Promise<readonly
   }
 }
 
-/** Makes sure that a copy does not replace the other service's data. @throws StartupProblem when it would */
+/**
+ * Makes sure that a copy does not replace the other service's data. A copy from before the first start of a service may be that
+ * of either one, and replaces no data.
+ *
+ * @throws StartupProblem when it would
+ */
 export async function requireOwnCopy(copy: string, location: DataLocation): Promise<void> {
-  for (const service of await servicesAt(copy)) await requireOwnDataDir(service, location);
+  const services = await servicesAt(copy);
+  for (const service of services) await requireOwnDataDir(service, location);
+  const [used] = services.length > 0 ? [] : await servicesAt(join(location.dataDir, DATABASE_FILE));
+  if (used === undefined) return;
+  throw new StartupProblem(
+    `FILE must be a copy of a ${used}'s database: no service had used the database when it was copied`,
+  );
 }
 
 /**
