@@ -191,10 +191,10 @@ and open its keys; no copy contains master.key, so keep that file too; --verify 
   restore: {
     forms: [`[FILE] [--yes] ${DATA}`],
     summary: "restore a backup, or mark a database as restored (before starting the service)",
-    about: `put FILE, a copy by tollgate backup, in the place of the SQLite database, once it is checked; without FILE, say that
-another tool has put an older state there. What was open in that state may have happened since: waiting calls end unmade, and
-payments that were signed before are refused. Where the database does not tell that it is a copy and calls wait, the command
-asks first on a terminal`,
+    about: `put FILE, a copy by tollgate backup, in the place of the SQLite database, once it is checked; without FILE, mark a
+database that another tool has restored. What was open in that state may have happened since: waiting calls end unmade, and
+payments that were signed before are refused. If calls are waiting and nothing marks the database as a copy, it asks first on
+a terminal`,
     run: async (line) => (await import("./cli/backup.ts")).restore(line),
   },
   completion: {

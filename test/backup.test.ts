@@ -81,7 +81,9 @@ test("a backup replaces no file, and leaves none behind when it can't be made", 
   writeFileSync(there, "mine");
   const refused = (text: string) => ({ code: 2, stdout: "", stderr: expect.stringContaining(text) });
   expect(await gateway.run("backup", there)).toEqual(
-    refused(`${there} already exists, and a backup never overwrites a file`),
+    refused(
+      `${there} already exists, and a backup never overwrites a file; if it is a copy, tollgate backup --verify ${there} checks it`,
+    ),
   );
   expect(readFileSync(there, "utf8")).toBe("mine");
   const nowhere = join(dir, "nowhere", "b.db");
@@ -127,7 +129,7 @@ test("a check tells a whole copy from a damaged one, from one of another key, an
   other.close();
   expect(await check(join(dir, "other.db"))).toEqual(fails("it is not a complete tollgate database"));
   expect(await check(backup, "--data-dir", dir)).toEqual(
-    fails("keys can't be opened: TOLLGATE_MASTER_KEY must be set"),
+    fails("keys can't be opened: set TOLLGATE_MASTER_KEY, or put master.key into the data directory"),
   );
   const foreign = join(dir, "foreign");
   mkdirSync(foreign);

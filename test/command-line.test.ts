@@ -262,9 +262,7 @@ test("who replaces a master key is told what needs it, and who restores a copy t
   const key = readFileSync(at("turned/master.key"), "utf8");
   const rotate = ["keys", "rotate", "--data-dir", "turned"];
   const asked = runOnTerminal(rotate);
-  await asked.shows(
-    `replaces ${at("turned/master.key")}. Backups from before need the present key: keep a copy of it.`,
-  );
+  await asked.shows(`replaces ${at("turned/master.key")}. Earlier backups need the current key: keep a copy of it.`);
   asked.write("n\n");
   expect([await asked.exited, readFileSync(at("turned/master.key"), "utf8")]).toEqual([1, key]);
   expect(await runOnTerminal([...rotate, "--yes"]).exited).toBe(0);

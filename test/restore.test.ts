@@ -6,6 +6,7 @@ import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "
 import {
   chownSync,
   copyFileSync,
+  existsSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
@@ -187,7 +188,10 @@ test.concurrent("a facilitator set back pays nothing twice, and calls what its o
   const foreign = await signed();
   await chain.collectAsStranger(foreign);
   await facilitator.kill9();
-  expect(await facilitator.run("restore", file)).toMatchObject({ code: 0 });
+  expect(await facilitator.run("restore", file)).toMatchObject({
+    code: 0,
+    stdout: expect.stringMatching(/ is marked as restored\nchanges .* are lost: disable accounts again \(see /),
+  });
   await facilitator.restart();
 
   expect(facilitator.payment(long.authorization.nonce)).toBeNull();
@@ -316,7 +320,7 @@ test.concurrent("a copy that is put in its place by hand is recognised, and one 
   expect(await gateway.run("backup", file)).toMatchObject({ code: 0 });
   expect(await gateway.run("restore", file)).toMatchObject({
     code: 2,
-    stderr: expect.stringContaining("another tollgate runs"),
+    stderr: expect.stringMatching(/another tollgate runs on the data directory .*: stop it first\n/),
   });
   await gateway.stop();
   const damaged = join(dir, "damaged.db");
@@ -325,6 +329,9 @@ test.concurrent("a copy that is put in its place by hand is recognised, and one 
     code: 2,
     stderr: expect.stringContaining("can't be restored"),
   });
+  const elsewhere = join(dir, "elsewhere");
+  expect((await gateway.run("restore", file, "--data-dir", elsewhere)).code).toBe(2);
+  expect(existsSync(elsewhere)).toBe(false);
   copyFileSync(file, join(gateway.dataDir, "tollgate.db"));
   await gateway.restart();
   expect(gateway.log()).toContain('"database_restored"');

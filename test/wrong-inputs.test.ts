@@ -229,7 +229,16 @@ const WRONG: readonly Wrong[] = [
     words: "restore unused.db --data-dir gateways",
     told: ["FILE must be a copy of a gateway's database: no service had used the database when it was copied\n"],
   },
-  { words: "keys rotate --data-dir folder", told: [`there is no master key: ${at("folder")} holds no master.key`] },
+  ...["keys rotate", `${SET} https://f.test`].flatMap((words) => [
+    {
+      words: `${words} --data-dir folder`,
+      told: [`must be the gateway's data directory: ${at("folder")} holds no tollgate.db`],
+    },
+    {
+      words: `${words} --data-dir facilitators`,
+      told: [`must be the gateway's data directory: ${at("facilitators")} is a facilitator's`],
+    },
+  ]),
   { words: "serve --data-dir notes.txt/x", told: [`: ${at("notes.txt")} is not a directory`] },
   {
     words: "serve --port 0 --data-dir /proc/nope",
@@ -604,7 +613,10 @@ const WRONG: readonly Wrong[] = [
     told: ["/dev/zero is neither a file nor a pipe", "--token-file must not be empty"],
   },
   { words: "call a --data @", told: ["--data @ must name a file: @FILE"] },
-  { words: `${SET} https://f.test`, told: [`there is no master key: ${at("data")} holds no master.key`] },
+  {
+    words: `${SET} https://f.test`,
+    told: [`must be the gateway's data directory: ${at("data")} holds no tollgate.db`],
+  },
 ];
 
 test("each wrong input is told with its culprit, with status 2, and nothing on standard output", async () => {
@@ -729,6 +741,7 @@ test("a path that this user may not use is told with what it must be, by every c
       "pki client --dir closed-pki --name b",
       `${at("closed-pki/ca.key")} can't be read: permission denied (EACCES)\nSee`,
     ],
+    ["backup closed/b.db --data-dir gateways", `the directory ${at("closed")} must be writable by this user (EACCES)`],
     ["backup --verify closed/b.db", lacks("closed/b.db")],
     ["restore closed/b.db --data-dir closed-wal", "can't be restored: it must be readable by this user (EACCES)"],
     ["receipt verify closed/r --jwks k", `FILE ${at("closed/r")} can't be read: permission denied (EACCES)`],

@@ -27,6 +27,8 @@ import {
   requireMasterKeys,
   requireOwnCopy,
   requireOwnDataDir,
+  type Service,
+  servicesIn,
   withStore,
 } from "./open.ts";
 import { canAsk, disagreement, withProgress } from "./terminal/interactive.ts";
@@ -95,7 +97,7 @@ function check(config: Config, file: string, log: Log) {
   if (count === 0) return { problem: null, facts };
   const masterKeys = findMasterKeys({ ...config, log });
   if (masterKeys === null) {
-    const needed = `TOLLGATE_MASTER_KEY must be set, or ${MASTER_KEY_FILE} be in the data directory`;
+    const needed = `set TOLLGATE_MASTER_KEY, or put ${MASTER_KEY_FILE} into the data directory`;
     return { problem: `its ${count} keys can't be opened: ${needed}`, facts };
   }
   const closed = keysThatDoNotOpen(masterKeys.all(), keys).length;
@@ -115,18 +117,33 @@ export async function restore(line: CommandLine): Promise<CommandOutcome> {
       throw new StartupProblem("FILE must be left out: a Postgres database is restored by its own tools");
     return record(line, config, null, log);
   }
+  const path = join(dataDir, DATABASE_FILE);
   if (file === null) requireDatabase(config, "service");
-  else openDataDir(config, log);
+  else {
+    // Before anything is made in the directory.
+    await withProgress(`checking ${file}`, async () => requireCopy(config, file, path, log));
+    openDataDir(config, log);
+  }
   // Makes sure that no service runs, and that none starts meanwhile.
-  const lock = acquireDataDirLock(dataDir);
+  const lock = acquireDataDirLock(dataDir, ": stop it first");
   try {
-    const path = join(dataDir, DATABASE_FILE);
     if (file === null) return await record(line, config, path, log);
-    const before = await withProgress(`restoring ${file}`, () => putCopy(config, file, path, log));
+    const before = await withProgress(`restoring ${file}`, () => putCopy(config, file, path));
     return await recordPut(line, config, { file, path, before }, log);
   } finally {
     lock.release();
   }
+}
+
+/** @throws StartupProblem when the file can't be restored */
+function requireCopy(config: Config, file: string, path: string, log: Log): void {
+  if (isOneFile(file, path)) {
+    throw new StartupProblem(
+      `${file} is the database itself: name a copy, or leave FILE out if it is the copy already`,
+    );
+  }
+  const { problem } = check(config, file, log);
+  if (problem !== null) throw new StartupProblem(`${file} can't be restored: ${problem}`);
 }
 
 interface Put {
@@ -150,11 +167,13 @@ async function recordPut(line: CommandLine, config: Config, { file, path, before
   }
 }
 
-function restoredText(what: string): string {
+function restoredText(what: string, services: readonly Service[]): string {
+  const ended =
+    "; calls that had not begun have ended, and for 14 minutes the gateway refuses payments that may be older";
+  const again = services.map((service) => (service === "gateway" ? "revoke tokens" : "disable accounts"));
   return (
-    `${what} is marked as restored; a gateway's calls that had not begun have ended, and for 14 minutes it refuses payments ` +
-    "that may be older\nchanges made after the copy are lost: revoke tokens and disable accounts again (see tollgate help " +
-    "backups)\n"
+    `${what} is marked as restored${services.includes("gateway") ? ended : ""}\nchanges made after the copy are lost` +
+    `${again.length === 0 ? "" : `: ${again.join(" and ")} again`} (see tollgate help backups)\n`
   );
 }
 
@@ -162,16 +181,9 @@ function restoredText(what: string): string {
  * Puts the copy in the place of the database. A previous database is kept under another name.
  *
  * @returns that name; null if there was no database
- * @throws StartupProblem when the copy can't be restored, or can't be put there
+ * @throws StartupProblem when the copy is that of the other service, or can't be put there
  */
-async function putCopy(config: Config, file: string, path: string, log: Log): Promise<string | null> {
-  if (isOneFile(file, path)) {
-    throw new StartupProblem(
-      `${file} is the database itself: name a copy, or leave FILE out if it is the copy already`,
-    );
-  }
-  const { problem } = check(config, file, log);
-  if (problem !== null) throw new StartupProblem(`${file} can't be restored: ${problem}`);
+async function putCopy(config: Config, file: string, path: string): Promise<string | null> {
   const draft = `${path}.${crypto.randomUUID()}`;
   try {
     makePrivateFile(draft);
@@ -199,15 +211,14 @@ function isOneFile(...paths: [string, string]): boolean {
 async function record(line: CommandLine, config: Config, file: string | null, log: Log) {
   const { databaseUrl, dataDir } = config;
   return withStore(openStore({ databaseUrl, dataDir, log, clock: systemClock }), async (store) => {
-    const { signingKeys } = store.read.tables;
-    const keys = await store.read.db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1);
-    // A database with signing keys is a gateway's, which would not start with another master key.
-    if (keys.length > 0) await openKeyring(store, requireMasterKeys(config, log), store.clock);
+    const services = await servicesIn(store.read);
+    // A gateway would not start with another master key.
+    if (services.includes("gateway")) await openKeyring(store, requireMasterKeys(config, log), store.clock);
     const disagreed = (await tellsRestore(store, file)) ? null : await disagreementToEnd(line, store);
     if (disagreed !== null) return disagreed;
     await recordRestore(store, () => settleRestored(store));
     if (file !== null) unmarkCopy(file);
-    return restoredText(file ?? "the database");
+    return restoredText(file ?? "the database", services);
   });
 }
 

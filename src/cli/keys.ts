@@ -16,7 +16,7 @@ import {
 } from "../keys/master-keys.ts";
 import { rotate } from "../keys/rotation.ts";
 import { begin, type CommandLine, type CommandVerdict } from "./command-line.ts";
-import { openGatewayStore, requireMasterKeys, withStore } from "./open.ts";
+import { openGatewayStore, requireGatewayPlace, requireMasterKeys, withStore } from "./open.ts";
 import { canAsk, disagreement, withProgress } from "./terminal/interactive.ts";
 
 function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
@@ -29,11 +29,12 @@ function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly
 /** Asks on a terminal only, since people have scripts that rotate keys. */
 export async function rotateKeys(line: CommandLine): Promise<CommandVerdict> {
   const { config, log } = begin(line, "keys", rotationProblems);
+  await requireGatewayPlace(config);
   const masterKeys = requireMasterKeys(config, log);
   const file = masterKeyFile(config.masterKeys, config.dataDir);
   return withStore(openGatewayStore(config, log), async (store) => {
     await openKeyring(store, masterKeys, store.clock);
-    const question = `This replaces ${file}. Backups from before need the present key: keep a copy of it.`;
+    const question = `This replaces ${file}. Earlier backups need the current key: keep a copy of it.`;
     const disagreed = file !== null && canAsk() ? await disagreement(line, question) : null;
     if (disagreed !== null) return disagreed;
     const options = { store, masterKeys, clock: store.clock, secretIdentity };

@@ -100,7 +100,7 @@ export function requireDatabase(location: DataLocation, whose: Service | "servic
 }
 
 /** The services that have left something in a database: a gateway its keys, a facilitator its accounts and wallets. */
-async function servicesIn({ db, tables }: Reader): Promise<readonly Service[]> {
+export async function servicesIn({ db, tables }: Reader): Promise<readonly Service[]> {
   const { signingKeys, facilitatorAccounts, facilitatorWallets } = tables;
   const [keys, accounts, wallets] = await Promise.all([
     db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1),
@@ -201,6 +201,12 @@ export async function warnOfUnknownTenant({ read }: Store, tenant: string): Prom
   process.stderr.write(
     `the tenant ${tenant} has no agent, credential or call here yet; check the spelling if it should\n`,
   );
+}
+
+/** Makes sure that a command meets a gateway's directory, before it looks for the master key there. @throws StartupProblem */
+export async function requireGatewayPlace(location: DataLocation): Promise<void> {
+  requireDatabase(location, "gateway");
+  await requireOwnDataDir("gateway", location);
 }
 
 /** The existing master key. @throws StartupProblem when there is none, or it can't be used */

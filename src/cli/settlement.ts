@@ -18,7 +18,7 @@ import { type Keyring, openKeyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine, neededFlag, shownWord } from "./command-line.ts";
 import { facilitatorProblems } from "./doctor/servers.ts";
-import { openGatewayStore, requireMasterKeys, warnOfUnknownTenant, withStore } from "./open.ts";
+import { openGatewayStore, requireGatewayPlace, requireMasterKeys, warnOfUnknownTenant, withStore } from "./open.ts";
 import { readPrincipal } from "./token.ts";
 
 interface ChosenFacilitator {
@@ -45,6 +45,7 @@ const bundleFile = pemFile(
 export async function setSettlement(line: CommandLine): Promise<string> {
   const request = { tenant: readPrincipal(line, "tenant"), url: readUrl(line), bundle: readBundle(line) };
   const { config, log } = begin(line, "keys", (config) => urlProblems(request.url, config));
+  await requireGatewayPlace(config);
   const masterKeys = requireMasterKeys(config, log);
   const { url } = request;
   if (writtenUrlProblem(url, rulesOf(config)) !== null) {

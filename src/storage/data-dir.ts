@@ -35,8 +35,8 @@ import type { Clock } from "../core/time.ts";
 
 const LOCK_FILE = "tollgate.lock";
 
-/** @throws StartupProblem when another process holds the directory. */
-export function acquireDataDirLock(dir: string) {
+/** @param advice follows the problem. @throws StartupProblem when another process holds the directory. */
+export function acquireDataDirLock(dir: string, advice = "") {
   mkdirSync(dir, { recursive: true, mode: 0o700 });
   const path = join(dir, LOCK_FILE);
   ensurePrivateFile(path);
@@ -46,7 +46,7 @@ export function acquireDataDirLock(dir: string) {
   } catch (error) {
     file.close();
     if (!(error instanceof SQLiteError) || !error.code?.startsWith("SQLITE_BUSY")) throw error;
-    throw new StartupProblem(`another tollgate runs on the data directory ${dir}`, { cause: error });
+    throw new StartupProblem(`another tollgate runs on the data directory ${dir}${advice}`, { cause: error });
   }
   return { release: () => file.close() };
 }

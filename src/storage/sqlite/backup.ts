@@ -29,11 +29,14 @@ export function copySqlite(
   now: number,
   begins: (path: string, bytes: number) => void = () => {},
 ): void {
+  if (existsSync(to)) {
+    const advice = `tollgate backup --verify ${to} checks it`;
+    throw new StartupProblem(`${to} already exists, and a backup never overwrites a file; if it is a copy, ${advice}`);
+  }
   if (statSync(from, { throwIfNoEntry: false }) === undefined) {
     throw new StartupProblem(`there is no database at ${from}`);
   }
-  if (!existsSync(dirname(to))) throw new StartupProblem(`the directory ${dirname(to)} does not exist: make it first`);
-  if (existsSync(to)) throw new StartupProblem(`${to} already exists, and a backup never overwrites a file`);
+  requireWritable(dirname(to));
   const draft = `${to}.${crypto.randomUUID()}`;
   try {
     const bytes = bytesOf(from);
@@ -50,6 +53,17 @@ export function copySqlite(
     throw new StartupProblem(`${to} can't be written: ${(cause as Error).message}`, { cause });
   } finally {
     for (const leftover of [draft, `${draft}-journal`]) rmSync(leftover, { force: true });
+  }
+}
+
+function requireWritable(directory: string): void {
+  if (!existsSync(directory)) throw new StartupProblem(`the directory ${directory} does not exist: make it first`);
+  try {
+    accessSync(directory, constants.W_OK | constants.X_OK);
+  } catch (cause) {
+    throw new StartupProblem(`the directory ${directory} must be writable by this user (${errorCode(cause)})`, {
+      cause,
+    });
   }
 }
 
