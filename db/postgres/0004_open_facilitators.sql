@@ -3,3 +3,11 @@
 drop index payments_credential;
 create index payments_credential on payments (tenant, facilitator_credential_ref, substr(facilitator_url, 1, 300))
   where next_attempt_at is not null and final_at is null;
+
+-- The uses of a credential are read page by page in the order of their IDs, so both indexes lead to a page and give the order.
+drop index payments_call_credential;
+create index payments_call_credential on payments (tenant, call_credential_ref, invocation_id)
+  where call_credential_ref is not null;
+drop index agents_live_credential;
+create index agents_live_credential on agents (tenant, credential_ref, id)
+  where credential_ref is not null and deleted_at is null;
