@@ -4,6 +4,9 @@ drop index payments_credential;
 create index payments_credential on payments (tenant, facilitator_credential_ref, substr(facilitator_url, 1, 300))
   where next_attempt_at is not null and final_at is null;
 
+-- What a request for receipts looks at: collected payments that await their confirmation.
+create index payments_confirming on payments (tenant, invocation_id) where next_attempt_at is not null and final_at is not null;
+
 -- The uses of a credential are read page by page in the order of their IDs, so both indexes lead to a page and give the order.
 drop index payments_call_credential;
 create index payments_call_credential on payments (tenant, call_credential_ref, invocation_id)

@@ -16,6 +16,7 @@ import { agentsOfCredential } from "../agents/service.ts";
 import { settlementsOfCredential } from "./config.ts";
 import {
   closeIfUnsent,
+  confirmingOf,
   lease,
   markSending,
   type OpenPayment,
@@ -172,6 +173,11 @@ test("on SQLite the uses of a credential are found by seeks, in their order", as
   ]);
 });
 
+test("on SQLite a request for receipts reads the payments that await their confirmation, and no others", async () => {
+  const [first] = await sqliteSteps([(reader) => confirmingOf(reader, "acme", null, 64)]);
+  expect(first).toBe("SEARCH payments USING INDEX payments_confirming (tenant=? AND invocation_id>?)");
+});
+
 /** 20,000 payments, half of them open, which few facilitators collect, and as many agents. */
 const MANY = [
   `insert into payments (chain_id, token, payer, nonce, tenant, invocation_id, agent_id, caller, body_sha256,
@@ -253,6 +259,29 @@ for (const version of [18, 15] as const) {
       await expectSeek("full");
     },
   );
+}
+
+for (const version of [18, 15] as const) {
+  const missing = missingPostgres(version);
+  const name = `a request for receipts reads the payments that await their confirmation, and no others, on Postgres ${version}`;
+  test.skipIf(missing !== null)(`${name}${missing === null ? "" : `: not tried, since ${missing}`}`, async () => {
+    const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
+    await (await place.open()).close();
+    await using client = postgresClient(place.url);
+    const [text, values] = await lookedFor((reader) => confirmingOf(reader, "acme", null, 64));
+    await client.unsafe(`prepare asked as ${text}`);
+    const given = values.map((value) => (typeof value === "number" ? value : `'${value}'`));
+    const expectFew = async () => {
+      const plan = await client.unsafe(`explain (costs off) execute asked (${given})`).values();
+      expect(plan.join("\n")).toMatch(/Scan (using|on) payments_confirming\b/);
+    };
+    await expectFew();
+    await client.unsafe("vacuum analyze");
+    for (const statement of MANY) await client.unsafe(statement);
+    await expectFew();
+    await client.unsafe("analyze");
+    await expectFew();
+  });
 }
 
 for (const version of [18, 15] as const) {

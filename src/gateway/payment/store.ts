@@ -19,6 +19,7 @@ import {
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { isEnded } from "../../core/states.ts";
+import { inStoreTurns } from "../../kernel/turns.ts";
 import { bind, GIVEN_KEY, isOfCall, preparedRow, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { CredentialUses } from "../credentials/service.ts";
 import { type InvocationKey, invocationByKey, refuseSettlement } from "../invocations/service.ts";
@@ -180,26 +181,38 @@ export function confirmPayment(tx: Tx, open: OpenPayment, now: number, again: nu
 
 /** The tenant's collected payments of ended calls whose receipts wait until the payment is final. */
 export async function confirmingOf(
-  { db, tables: { payments: t, endedInvocations: i } }: Reader,
+  reader: Reader,
   tenant: string,
   id: string | null,
   limit: number,
 ): Promise<OpenPayment[]> {
-  const rows = await db
-    .select({ payment: t })
+  const found: OpenPayment[] = [];
+  for (let after = ""; ; ) {
+    const from = after;
+    const page = await inStoreTurns(tenant, () => confirmingAfter(reader, tenant, id, from, limit));
+    const waiting = page.filter(({ outbox }) => ` ${outbox} `.includes(" receipt "));
+    found.push(...waiting.map(({ payment }) => payment).filter(isOpen));
+    if (page.length < limit || found.length >= limit) return found.slice(0, limit);
+    after = page.at(-1)?.payment.invocation_id ?? "";
+  }
+}
+
+/** A page of the tenant's payments that await their confirmation, each with the outbox of its call, if that has ended. */
+async function confirmingAfter(
+  { db, tables: { payments: t, endedInvocations: i } }: Reader,
+  tenant: string,
+  id: string | null,
+  after: string,
+  limit: number,
+) {
+  const isNext = id === null ? gt(t.invocation_id, after) : eq(t.invocation_id, id);
+  return db
+    .select({ payment: t, outbox: i.outbox })
     .from(t)
-    .innerJoin(i, isOfCall(t, i))
-    .where(
-      and(
-        eq(t.tenant, tenant),
-        id === null ? undefined : eq(t.invocation_id, id),
-        isNotNull(t.next_attempt_at),
-        isNotNull(t.final_at),
-        sql`' ' || ${i.outbox} || ' ' like '% receipt %'`,
-      ),
-    )
+    .leftJoin(i, isOfCall(t, i))
+    .where(and(eq(t.tenant, tenant), isNext, isNotNull(t.next_attempt_at), isNotNull(t.final_at)))
+    .orderBy(t.invocation_id)
     .limit(limit);
-  return rows.map(({ payment }) => payment).filter(isOpen);
 }
 
 /** Closes a payment as refused. False if it is closed, or leased by another replica, whose attempt may still collect it. */
