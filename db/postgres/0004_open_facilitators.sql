@@ -2,7 +2,13 @@
 -- characters of a URL hold its host; Postgres refuses the index whole URLs, which may have 6 KB.
 drop index payments_credential;
 create index payments_credential on payments (tenant, facilitator_credential_ref, substr(facilitator_url, 1, 300))
-  where next_attempt_at is not null and final_at is null;
+  where settle_request is not null and final_at is null;
+
+-- Leads from one tenant with open payments to the next, and from one of its facilitators to the next, each with its earliest
+-- payment first. So the payments that wait for one facilitator, however many, hold up none at another.
+drop index payments_due;
+create index payments_due on payments (tenant, substr(facilitator_url, 1, 300), next_attempt_at)
+  where next_attempt_at is not null;
 
 -- What a request for receipts looks at: collected payments that await their confirmation.
 create index payments_confirming on payments (tenant, invocation_id) where next_attempt_at is not null and final_at is not null;

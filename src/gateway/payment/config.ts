@@ -34,8 +34,9 @@ export const configOfCredential: CredentialUses = async (reader, { tenant, crede
 
 const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
   const isIts = and(eq(t.tenant, GIVEN_KEY.tenant), eq(t.facilitator_credential_ref, sql.placeholder("ref")));
-  // A collected payment needs no credential, and is final without it.
-  const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.final_at));
+  // A collected payment needs no credential, and is final without it. The signed request tells that a payment is open: by the
+  // time of its next attempt, Postgres would take the index of due payments for as good.
+  const isUnsettled = and(isNotNull(t.settle_request), isNull(t.final_at));
   const facilitator = facilitatorOf(t);
   return db
     .select({ id: facilitator, url: t.facilitator_url })

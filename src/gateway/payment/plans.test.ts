@@ -17,12 +17,16 @@ import { settlementsOfCredential } from "./config.ts";
 import {
   closeIfUnsent,
   confirmingOf,
+  dueOf,
+  facilitatorsWithOpen,
   lease,
+  makeDue,
   markSending,
   type OpenPayment,
   type PaymentRow,
   paidCallsOfCredential,
   postpone,
+  tenantsWithOpen,
 } from "./store.ts";
 
 const OPEN: OpenPayment = {
@@ -178,6 +182,23 @@ test("on SQLite a request for receipts reads the payments that await their confi
   expect(first).toBe("SEARCH payments USING INDEX payments_confirming (tenant=? AND invocation_id>?)");
 });
 
+const AT = { tenant: "acme", facilitator: "https://5" };
+const nextTenant = (reader: Reader) => tenantsWithOpen(reader, "aaa").next();
+const nextFacilitator = (reader: Reader) => facilitatorsWithOpen(reader, "acme", "https://4", 1);
+const due = (reader: Reader) => dueOf(reader, AT, 20_000, 32);
+const farOff = (reader: Reader) => makeDue({ read: reader } as Store, 5, 30_000, AT);
+
+test("on SQLite a settler finds tenants, their facilitators and what is due there by seeks", async () => {
+  const seek = (condition: string) => `SEARCH payments USING INDEX payments_due (${condition})`;
+  const [tenant, , facilitator, , ...payments] = await sqliteSteps([nextTenant, nextFacilitator, due, farOff]);
+  expect([tenant, facilitator, ...payments]).toEqual([
+    "SEARCH payments USING COVERING INDEX payments_due (tenant>?)",
+    seek("tenant=? AND <expr>>?").replace("INDEX", "COVERING INDEX"),
+    seek("tenant=? AND <expr>=? AND next_attempt_at>? AND next_attempt_at<?"),
+    seek("tenant=? AND <expr>=? AND next_attempt_at>?").replace("INDEX", "COVERING INDEX"),
+  ]);
+});
+
 /** 20,000 payments, half of them open, which few facilitators collect, and as many agents. */
 const MANY = [
   `insert into payments (chain_id, token, payer, nonce, tenant, invocation_id, agent_id, caller, body_sha256,
@@ -204,6 +225,22 @@ const LOOKS: Record<string, readonly [(reader: Reader) => Promise<unknown>, stri
     (reader) => paidCallsOfCredential(reader, OF, "", 32),
     "payments_call_credential on payments",
     /tenant = .*call_credential_ref = .*invocation_id > /,
+  ],
+  "the next tenant with open payments": [nextTenant, "payments_due on payments", /tenant > /],
+  "the next facilitator of a tenant's open payments": [
+    nextFacilitator,
+    "payments_due on payments",
+    /tenant = .*substr\(facilitator_url, 1, 300\) > /,
+  ],
+  "the due payments at a facilitator": [
+    due,
+    "payments_due on payments",
+    /tenant = .*substr\(facilitator_url, 1, 300\) = .*next_attempt_at <= /,
+  ],
+  "the payments at a facilitator that are due in far too long": [
+    farOff,
+    "payments_due on payments",
+    /tenant = .*substr\(facilitator_url, 1, 300\) = .*next_attempt_at > /,
   ],
   "the agents of a credential": [
     (reader) => agentsOfCredential(reader, OF, "", 32),

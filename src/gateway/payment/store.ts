@@ -1,21 +1,7 @@
 // The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and closed
 // in the write that records the outcome. Only the look-up by the payment's key spans tenants, since an authorization can be
 // used only once on chain, for one tenant among all.
-import {
-  and,
-  asc,
-  desc,
-  eq,
-  exists,
-  gt,
-  isNotNull,
-  isNull,
-  lte,
-  notExists,
-  notInArray,
-  type SQL,
-  sql,
-} from "drizzle-orm";
+import { and, eq, exists, gt, isNotNull, isNull, lte, notExists, type SQL, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { isEnded } from "../../core/states.ts";
@@ -61,55 +47,76 @@ export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
   await tx.db.insert(tx.tables.payments).values(row);
 }
 
-/**
- * Each tenant with an open payment, with the time at which its first one is due: tenants after `last` by name, then the
- * others. One read per tenant.
- */
-export async function* tenantsWithOpen(reader: Reader, last: string) {
-  yield* tenantsBetween(reader, last, null);
-  if (last !== "") yield* tenantsBetween(reader, "", last);
-}
+const nextTenant = preparedRow(({ db, tables: { payments: t } }) =>
+  db
+    .select({ tenant: t.tenant })
+    .from(t)
+    .where(and(isNotNull(t.next_attempt_at), gt(t.tenant, GIVEN_KEY.tenant)))
+    .orderBy(t.tenant, facilitatorOf(t))
+    .limit(1),
+);
 
-/** Tenants in the database's collation, which differs from the order of strings here. */
-async function* tenantsBetween(reader: Reader, after: string, upTo: string | null) {
-  const { payments: t } = reader.tables;
-  const isUpTo = upTo === null ? undefined : lte(t.tenant, upTo);
-  for (let tenant = after; ; ) {
-    const [row] = await reader.db
-      .select({ tenant: t.tenant, next_attempt_at: t.next_attempt_at })
-      .from(t)
-      .where(and(isNotNull(t.next_attempt_at), gt(t.tenant, tenant), isUpTo))
-      // The first row is the next tenant's earliest due payment.
-      .orderBy(asc(t.tenant), asc(t.next_attempt_at))
-      .limit(1);
-    if (row === undefined || row.next_attempt_at === null) return;
-    tenant = row.tenant;
-    yield { tenant, due_at: row.next_attempt_at };
+const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
+  const facilitator = facilitatorOf(t);
+  const isLater = and(eq(t.tenant, GIVEN_KEY.tenant), gt(facilitator, sql.placeholder("after")));
+  return db
+    .select({ tenant: t.tenant, facilitator, due_at: t.next_attempt_at })
+    .from(t)
+    .where(and(isNotNull(t.next_attempt_at), isLater))
+    .orderBy(facilitator, t.next_attempt_at)
+    .limit(1);
+});
+
+/** What `next` finds after the name `last`, one by one, and then what comes first. Names are in the database's order. */
+async function* around<T>(last: string, next: (after: string) => Promise<T | null>, nameOf: (found: T) => string) {
+  let first: string | undefined;
+  for (const start of new Set([last, ""])) {
+    let found = await next(start);
+    while (found !== null && nameOf(found) !== first) {
+      first ??= nameOf(found);
+      yield found;
+      found = await next(nameOf(found));
+    }
   }
 }
 
+/** Each tenant with an open payment, from the one after `last` on. */
+export const tenantsWithOpen = (reader: Reader, last: string) =>
+  around(
+    last,
+    (tenant) => nextTenant(reader, { tenant }),
+    ({ tenant }) => tenant,
+  );
+
 /**
- * The tenant's due payments, earliest first. Without those at the facilitators that are passed over it searches the latest ones,
- * since the others have been due for longest.
+ * The facilitators of a tenant's open payments from the one after `last` on, each with the time at which its first payment is
+ * due. Found in a turn of the event loop: the settler asks for those of one tenant after the other.
  */
-export async function dueOf(
-  reader: Reader,
-  tenant: string,
-  now: number,
-  limit: number,
-  passedOver: readonly string[] = [],
-): Promise<OpenPayment[]> {
+export function facilitatorsWithOpen(reader: Reader, tenant: string, last: string, limit: number) {
+  const next = (after: string) => nextFacilitator(reader, { tenant, after });
+  // No tenant has this name, so the settler gets its turn whatever tenants ask for.
+  return inStoreTurns("", async () => {
+    const found: OpenFacilitator[] = [];
+    for await (const each of around(last, next, ({ facilitator }) => facilitator)) {
+      if (found.push(each) === limit) break;
+    }
+    return found;
+  });
+}
+
+export type OpenFacilitator = Awaited<ReturnType<typeof nextFacilitator>> & object;
+
+type AtFacilitator = Pick<OpenFacilitator, "tenant" | "facilitator">;
+
+const isAt = (t: Tables["payments"], { tenant, facilitator }: AtFacilitator) =>
+  and(eq(t.tenant, tenant), eq(facilitatorOf(t), facilitator));
+
+/** The tenant's due payments at a facilitator, earliest first. */
+export async function dueOf(reader: Reader, at: AtFacilitator, now: number, limit: number): Promise<OpenPayment[]> {
   const { payments: t } = reader.tables;
-  const isDue = and(eq(t.tenant, tenant), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now));
-  const due = reader.db.select().from(t).where(isDue);
-  if (passedOver.length === 0) return (await due.orderBy(asc(t.next_attempt_at)).limit(limit)).filter(isOpen);
-  // SQLite takes 10 µs for each (measured).
-  const latest = due.orderBy(desc(t.next_attempt_at)).limit(1_024).as("latest");
-  const found = reader.db
-    .select()
-    .from(latest)
-    .where(notInArray(latest.facilitator_url, [...passedOver]));
-  return (await found.orderBy(asc(latest.next_attempt_at)).limit(limit)).filter(isOpen);
+  const isDue = and(isAt(t, at), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now));
+  const due = () => reader.db.select().from(t).where(isDue).orderBy(t.next_attempt_at).limit(limit);
+  return (await inStoreTurns("", async () => due())).filter(isOpen);
 }
 
 /**
@@ -281,9 +288,10 @@ async function updateOpen(tx: Tx, condition: SQL | undefined, changes: PaymentCh
  * Makes payments due now whose next attempt is later than `after`. A process that is alone with its database does this for
  * all at its start. Later it repairs attempts beyond any backoff or lease, which only a clock that was set back can cause.
  */
-export async function makeDue(store: Store, now: number, after: number): Promise<void> {
+export async function makeDue(store: Store, now: number, after: number, at?: AtFacilitator): Promise<void> {
   const { payments: t } = store.read.tables;
-  const isLater = and(isNotNull(t.next_attempt_at), gt(t.next_attempt_at, after));
+  const isAnywhere = at === undefined ? undefined : isAt(t, at);
+  const isLater = and(isAnywhere, isNotNull(t.next_attempt_at), gt(t.next_attempt_at, after));
   const [later] = await store.read.db.select({ nonce: t.nonce }).from(t).where(isLater).limit(1);
   if (later === undefined) return;
   await store.write(async (tx) => {
