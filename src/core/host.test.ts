@@ -9,6 +9,13 @@ const isGlobalUnicast = (text: string) => mayDial(text, text, NO_RULES);
 const NOBODY = hostRules({ allow: [] });
 const accepts = (url: string, allow = NOBODY) => writtenUrlProblem(url, allow) === null;
 
+test("no URL hides its host behind more characters than a host has", () => {
+  const longest = ["a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(61)].join(".");
+  expect(accepts(`https://${longest}:65535/`)).toBe(true);
+  for (const hidden of [`${"\u00ad".repeat(300)}example.com`, `example.com:${"0".repeat(300)}443`])
+    expect(accepts(`https://${hidden}/`)).toBe(false);
+});
+
 type V4 = readonly [number, number, number, number];
 
 const byte = fc.integer({ min: 0, max: 255 });

@@ -17,6 +17,7 @@ import { scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { GIVEN_KEY, preparedRow, type Reader, type Store } from "../../storage/store.ts";
 import { type CredentialUses, holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
+import { facilitatorOf } from "./store.ts";
 
 const byTenant = preparedRow(({ db, tables: { settlementConfigs: t } }) =>
   db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
@@ -33,13 +34,15 @@ export const configOfCredential: CredentialUses = async (reader, { tenant, crede
 
 const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
   const isIts = and(eq(t.tenant, GIVEN_KEY.tenant), eq(t.facilitator_credential_ref, sql.placeholder("ref")));
-  // A collected payment needs no credential, and is final without it.
-  const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.final_at));
+  // A collected payment needs no credential, and is final without it. The signed request tells that a payment is open: by the
+  // time of its next attempt, Postgres would take the index of due payments for as good.
+  const isUnsettled = and(isNotNull(t.settle_request), isNull(t.final_at));
+  const facilitator = facilitatorOf(t);
   return db
-    .select({ url: t.facilitator_url })
+    .select({ id: facilitator, url: t.facilitator_url })
     .from(t)
-    .where(and(isIts, isUnsettled, gt(t.facilitator_url, sql.placeholder("after"))))
-    .orderBy(t.facilitator_url)
+    .where(and(isIts, isUnsettled, gt(facilitator, sql.placeholder("after"))))
+    .orderBy(facilitator)
     .limit(1);
 });
 
@@ -48,13 +51,13 @@ const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
  * thousands of payments may go to one.
  */
 export const settlementsOfCredential: CredentialUses = async (reader, { tenant, credentialId: ref }, after, limit) => {
-  const found: string[] = [];
+  const found: { readonly id: string; readonly url: string | null }[] = [];
   while (found.length < limit) {
-    const next = await nextFacilitator(reader, { tenant, ref, after: found.at(-1) ?? after });
-    if (next === null || next.url === null) break;
-    found.push(next.url);
+    const next = await nextFacilitator(reader, { tenant, ref, after: found.at(-1)?.id ?? after });
+    if (next === null) break;
+    found.push(next);
   }
-  return found.map((url) => ({ id: url, url, name: "a payment that is being settled" }));
+  return found.map((each) => ({ ...each, name: "a payment that is being settled" }));
 };
 
 export interface SettlementConfigDeps {

@@ -124,6 +124,21 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
+    test("one whose call has ended is found among many whose calls have not", async () => {
+      const { at, key } = await collected(() => LAST);
+      await end(key);
+      const row = await paymentOf(store().read, key);
+      if (row === null) throw new Error("it is not there");
+      const others = Array.from(
+        { length: 150 },
+        (_, n) => ({ ...row, nonce: `0x${n}`, invocation_id: `inv_0${n}` }) as const,
+      );
+      await store().write(({ db, tables: { payments: t } }) => db.insert(t).values(others));
+      expect(await at.settler.confirm(key.tenant, null)).toBe(true);
+      expect([await isOver(key), await hashOf(key), at.attempts()]).toEqual([false, LAST.transaction, 2]);
+      await store().write(({ db, tables: { payments: t } }) => db.delete(t).where(eq(t.tenant, key.tenant)));
+    });
+
     test("a restart before it is final makes it no more final", async () => {
       const { at, key } = await collected((attempt) => (attempt === 2 ? MOVED : LAST));
       await end(key);

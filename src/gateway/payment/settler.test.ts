@@ -14,7 +14,14 @@ import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { SettleOutcome } from "./outcome.ts";
 import { createSettlementLimits, type SettlerOptions } from "./settler.ts";
-import { dueOf, markSending, type OpenPayment, paymentOf } from "./store.ts";
+import {
+  facilitatorsWithOpen,
+  markSending,
+  type OpenPayment,
+  type PaymentRow,
+  paymentOf,
+  tenantsWithOpen,
+} from "./store.ts";
 
 /** As a facilitator that answers 403. */
 const REFUSED: SettleOutcome = { kind: "declined", definite: false, why: "" };
@@ -39,37 +46,110 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       return key;
     }
 
-    test("of payments that wait at a facilitator without a slot, a thousand are searched for one at another, the latest first", async () => {
-      const tenant = await configured();
+    /** An open payment of the tenant, and copies of it at other facilitators. */
+    async function waiting(tenant: string, copies: readonly Partial<PaymentRow>[]) {
       const { key } = await recorded(
         replica(() => UNKNOWN),
         await priced(tenant),
       );
-      const [FULL, WAITING] = ["https://full.test", 3_000];
-      const row = await paymentOf(store().read, { tenant, id: key.id });
+      const row = await paymentOf(store().read, key);
       if (row === null) throw new Error("it is not there");
-      for (let n = 0; n < WAITING; n += 500) {
-        const some = Array.from({ length: 500 }, (_, i): Hex => `0x${String(n + i).padStart(64, "0")}`);
-        const rows = some.map((nonce, i) => ({
-          ...row,
-          nonce,
-          invocation_id: nonce,
-          facilitator_url: FULL,
-          next_attempt_at: n + i,
-        }));
+      for (let n = 0; n < copies.length; n += 500) {
+        const rows = copies.slice(n, n + 500).map((fields, i) => {
+          const nonce: Hex = `0x${String(n + i).padStart(64, "0")}`;
+          return { ...row, nonce, invocation_id: nonce, ...fields };
+        });
         await store().write(({ db, tables: { payments: t } }) => db.insert(t).values(rows));
       }
-      const setDue = (next_attempt_at: number) =>
-        store().write(({ db, tables: { payments: t } }) =>
-          db.update(t).set({ next_attempt_at }).where(eq(t.invocation_id, key.id)),
-        );
-      const found = async () =>
-        (await dueOf(store().read, tenant, WAITING, 5, [FULL])).map((each) => each.invocation_id);
-      await setDue(WAITING - 1_000);
-      expect(await found()).toEqual([key.id]);
-      await setDue(WAITING - 1_100);
-      expect(await found()).toEqual([]);
-      await store().write(({ db, tables: { payments: t } }) => db.delete(t).where(eq(t.tenant, tenant)));
+      return key;
+    }
+
+    test("a payment is attempted however many of its tenant wait, due before and after it, at a silent facilitator", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      const tenant = await configured();
+      const now = clock.now();
+      const silent = Array.from({ length: 3_000 }, (_, n) => ({
+        facilitator_url: "https://a.silent.test",
+        next_attempt_at: now - n,
+      }));
+      const key = await waiting(tenant, silent);
+      await store().write(({ db, tables: { payments: t } }) =>
+        db
+          .update(t)
+          .set({ facilitator_url: "https://b.test", next_attempt_at: now - 1_500 })
+          .where(eq(t.invocation_id, key.id)),
+      );
+      const asked: string[] = [];
+      const silence = Promise.withResolvers<SettleOutcome>();
+      const at = replica(() => UNKNOWN, {
+        client: {
+          settle({ facilitator_url }) {
+            asked.push(facilitator_url);
+            return facilitator_url === "https://b.test" ? Promise.resolve(COLLECTED) : silence.promise;
+          },
+        },
+      });
+      at.settler.start();
+      await until(() => asked.includes("https://b.test"));
+      silence.resolve(UNKNOWN);
+      await at.settler.stop(0);
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+    });
+
+    test("a payment is attempted however many other facilitators its tenant has", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      const tenant = await configured();
+      const at = replica(() => COLLECTED);
+      const later = Array.from({ length: 300 }, (_, n) => ({
+        facilitator_url: `https://a${n}.test`,
+        next_attempt_at: clock.now() + 10_000,
+      }));
+      const key = await waiting(tenant, later);
+      await store().write(({ db, tables: { payments: t } }) =>
+        db
+          .update(t)
+          .set({ facilitator_url: "https://b.test", next_attempt_at: clock.now() })
+          .where(eq(t.invocation_id, key.id)),
+      );
+      at.settler.start();
+      await until(async () => (await shown(key))[2] === "settled");
+      await at.settler.stop(0);
+      expect(at.attempts()).toBe(1);
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+    });
+
+    test("what is due is looked for in turns of the event loop, one for each tenant", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      const tenants = Array.from({ length: 50 }, (_, n) => ({
+        tenant: `tenant ${n}`,
+        next_attempt_at: clock.now() + 10_000,
+      }));
+      await waiting(await configured("tenant"), tenants);
+      let [turns, isOver] = [0, false];
+      const turn = () => {
+        turns++;
+        if (!isOver) setImmediate(turn);
+      };
+      setImmediate(turn);
+      const found: number[] = [];
+      for await (const { tenant } of tenantsWithOpen(store().read, "tenant 3")) {
+        found.push((await facilitatorsWithOpen(store().read, tenant, "", 4)).length);
+      }
+      isOver = true;
+      expect([found.length, Math.max(...found)]).toEqual([51, 1]);
+      expect(turns).toBeGreaterThanOrEqual(50);
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+    });
+
+    test("a payment whose next attempt is later than any pause, as after the clock was set back, is made due at once", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      const at = replica(() => COLLECTED);
+      const { key } = await recorded(at, await priced(await configured()));
+      const day = clock.now() + 86_400_000;
+      await store().write(({ db, tables: { payments: t } }) => db.update(t).set({ next_attempt_at: day }));
+      at.settler.start();
+      await until(async () => (await shown(key))[2] === "settled");
+      await at.settler.stop(0);
     });
 
     test("a payment that a process may have sent before it ended is taken up, and counts as unknown", async () => {

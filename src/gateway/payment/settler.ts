@@ -12,9 +12,11 @@ import type { RestoreGuard } from "./restored.ts";
 import {
   confirmingOf,
   dueOf,
+  facilitatorsWithOpen,
   isConfirming,
   leaseUnlessOver,
   makeDue,
+  type OpenFacilitator,
   type OpenPayment,
   postpone,
   tenantsWithOpen,
@@ -33,11 +35,11 @@ export function createSettler(options: SettlerOptions) {
   const stopped = new AbortController();
   let stopping = false;
   let polling: Poll | undefined;
-  let lastTenant = "";
 
   /** When the lease of an attempt that begins now runs out: five seconds after its time limit, to record the outcome. */
   const leaseUntil = () => clock.now() + settleWaitMs + 5_000;
-  const makeFarOffDue = createFarOffRepair(options, leaseUntil);
+  const isOver = () => stopping;
+  const retryDue = createDueSearch(options, { limits, retry, isOver, leaseUntil });
 
   function attempt(open: OpenPayment): Promise<void> {
     const startedAt = performance.now();
@@ -54,30 +56,11 @@ export function createSettler(options: SettlerOptions) {
     return flight;
   }
 
-  /**
-   * Starts attempts for due payments, round-robin from the tenant after the one served last. Returns in how many
-   * milliseconds the next payment is due, or null when none is open.
-   */
-  async function retryDue(): Promise<number | null> {
-    const now = clock.now();
-    let next: number | null = null;
-    for await (const { tenant, due_at } of tenantsWithOpen(store.read, lastTenant)) {
-      next = Math.min(next ?? Number.POSITIVE_INFINITY, Math.max(due_at - now, 0));
-      if (due_at > now) continue;
-      if (stopping || limits.full()) break;
-      const room = () => limits.ofTenant(tenant);
-      await retryDueOf(room, (most, full) => dueOf(store.read, tenant, now, most, full), retry);
-      lastTenant = tenant;
-    }
-    if (next === null) lastTenant = "";
-    return next;
-  }
-
-  /** Resolves when the payment is leased, while its attempt goes on. Returns the facilitator when that has no slot left. */
-  async function retry(seen: OpenPayment): Promise<string | null> {
-    if (stopping || flights.has(seen.invocation_id) || (await postponeRestored(options, seen))) return null;
+  /** Resolves when the payment is leased, while its attempt goes on, or when there is no slot for it. */
+  async function retry(seen: OpenPayment): Promise<void> {
+    if (stopping || flights.has(seen.invocation_id) || (await postponeRestored(options, seen))) return;
     const slot = limits.take(seen.tenant, seen.facilitator_url);
-    if (slot === null) return seen.facilitator_url;
+    if (slot === null) return;
     let attempting = Promise.resolve();
     try {
       const leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
@@ -85,14 +68,11 @@ export function createSettler(options: SettlerOptions) {
     } finally {
       void attempting.then(slot.release);
     }
-    return null;
   }
 
   async function pollOnce(): Promise<number | false> {
     try {
-      const next = await retryDue();
-      if (next !== null) await makeFarOffDue();
-      return next ?? false;
+      return await retryDue();
     } catch (error) {
       log.warn("open_settlements_not_read", { error });
       return false;
@@ -143,27 +123,6 @@ async function ended(flights: ReadonlyMap<string, Promise<void>>): Promise<void>
 }
 
 /**
- * Retries a tenant's due payments. Those at a facilitator without a free slot are skipped, so that they do not hold up
- * payments at another facilitator.
- *
- * @param retry returns the facilitator when that has no slot left
- */
-async function retryDueOf(
-  room: () => number,
-  due: (most: number, full: readonly string[]) => Promise<OpenPayment[]>,
-  retry: (seen: OpenPayment) => Promise<string | null>,
-): Promise<void> {
-  const full = new Set<string>();
-  // Up to 16 full facilitators of one tenant are skipped in one poll.
-  for (let wanted = room(); wanted > 0 && full.size < 16; wanted = room()) {
-    const tried = await Promise.all((await due(wanted, [...full])).map(retry));
-    const found = tried.filter((facilitator) => facilitator !== null);
-    if (found.length === 0) return;
-    for (const facilitator of found) full.add(facilitator);
-  }
-}
-
-/**
  * Postpones a payment from before a restore: its call has ended, and whether it was ever sent is unknown. The facilitator is
  * asked for the outcome only after the expiry, when it can't collect the payment any more.
  */
@@ -177,14 +136,55 @@ async function postponeRestored({ store, clock, guard }: SettlerOptions, seen: O
   return true;
 }
 
-/** Makes payments due whose next attempt is later than any lease or backoff allows, as after the clock was set back. */
-function createFarOffRepair({ store, clock }: Pick<SettlerOptions, "store" | "clock">, leaseUntil: () => number) {
-  let searchedAt = performance.now();
-  return async () => {
-    if (performance.now() - searchedAt < 1_000) return;
-    searchedAt = performance.now();
+interface DueSearch {
+  readonly limits: ReturnType<typeof createSettlementLimits>;
+  readonly retry: (seen: OpenPayment) => Promise<void>;
+  readonly isOver: () => boolean;
+  readonly leaseUntil: () => number;
+}
+
+/** Finds due payments, round-robin: tenant by tenant, and those of a tenant facilitator by facilitator. */
+function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOver, leaseUntil }: DueSearch) {
+  let lastTenant = "";
+  /** Up to where the last look for a tenant's due payments came, if not to the end. */
+  const lastFacilitators = new Map<string, string>();
+  let repairedAt = Number.NEGATIVE_INFINITY;
+
+  async function retryOf(tenant: string, found: readonly OpenFacilitator[], now: number): Promise<void> {
+    for (const at of found) {
+      const room = Math.min(limits.ofTenant(tenant), MAX.facilitatorAttempts);
+      if (isOver() || room === 0) return;
+      lastFacilitators.set(tenant, at.facilitator);
+      if ((at.due_at ?? 0) > now) continue;
+      lastTenant = tenant;
+      // The payments that wait there for a slot hold up none at another.
+      if (!limits.isFullAt(at.facilitator)) await Promise.all((await dueOf(store.read, at, now, room)).map(retry));
+    }
+    if (found.length < MAX.backgroundAttempts) lastFacilitators.delete(tenant);
+  }
+
+  /** Makes payments due whose next attempt is later than any lease or backoff allows, as after the clock was set back. */
+  async function repair(found: readonly OpenFacilitator[], now: number): Promise<void> {
+    const after = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + 5_000;
+    for (const at of found) await makeDue(store, now, after, at);
+  }
+
+  /** Starts attempts for due payments. Returns in how many milliseconds the next one is due; infinity when none is open. */
+  return async (): Promise<number> => {
     const now = clock.now();
-    await makeDue(store, now, Math.max(leaseUntil(), now + PAUSE_MS_MOST) + 5_000);
+    const isRepair = performance.now() - repairedAt > 10_000;
+    if (isRepair) repairedAt = performance.now();
+    let next = Number.POSITIVE_INFINITY;
+    for await (const { tenant } of tenantsWithOpen(store.read, lastTenant)) {
+      if (isOver() || limits.full()) return 0;
+      const last = lastFacilitators.get(tenant) ?? "";
+      const found = await facilitatorsWithOpen(store.read, tenant, last, MAX.backgroundAttempts);
+      next = Math.min(next, ...found.map(({ due_at }) => Math.max((due_at ?? 0) - now, 0)));
+      if (isRepair) await repair(found, now);
+      await retryOf(tenant, found, now);
+    }
+    if (next === Number.POSITIVE_INFINITY) lastFacilitators.clear();
+    return next;
   };
 }
 
@@ -198,10 +198,15 @@ export function createSettlementLimits() {
   const byFacilitator = new Map<string, FairShare>();
   const troubled = new Set<string>();
 
+  function isFullAt(facilitator: string): boolean {
+    const free = byFacilitator.get(facilitator)?.free ?? MAX.facilitatorAttempts;
+    const most = troubled.has(facilitator) ? MAX.troubledAttempts : MAX.facilitatorAttempts;
+    return MAX.facilitatorAttempts - free >= most;
+  }
+
   function takeAt(facilitator: string, tenant: string): FairShare | null {
     const slots = byFacilitator.get(facilitator) ?? createFairShare({ size: MAX.facilitatorAttempts });
-    const isHeldBack = troubled.has(facilitator) && MAX.facilitatorAttempts - slots.free >= MAX.troubledAttempts;
-    if (isHeldBack || slots.take(tenant) !== null) return null;
+    if (isFullAt(facilitator) || slots.take(tenant) !== null) return null;
     byFacilitator.set(facilitator, slots);
     return slots;
   }
@@ -216,6 +221,7 @@ export function createSettlementLimits() {
     /** Whether the tenant has reached its limit of settlements in flight. */
     isCrowded: (tenant: string) => inFlight.roomOf(tenant) === 0,
     full: () => background.free === 0,
+    isFullAt,
     /** Slots in use, by the names in kernel/limits.ts. */
     inUse: () => ({ firstAttempts: inFlight.inUse, backgroundAttempts: background.inUse }),
     /** Background slots that the tenant may still take. */

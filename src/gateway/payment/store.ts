@@ -1,24 +1,11 @@
 // The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and closed
 // in the write that records the outcome. Only the look-up by the payment's key spans tenants, since an authorization can be
 // used only once on chain, for one tenant among all.
-import {
-  and,
-  asc,
-  desc,
-  eq,
-  exists,
-  gt,
-  isNotNull,
-  isNull,
-  lte,
-  notExists,
-  notInArray,
-  type SQL,
-  sql,
-} from "drizzle-orm";
+import { and, eq, exists, gt, isNotNull, isNull, lte, notExists, type SQL, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { isEnded } from "../../core/states.ts";
+import { inStoreTurns } from "../../kernel/turns.ts";
 import { bind, GIVEN_KEY, isOfCall, preparedRow, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { CredentialUses } from "../credentials/service.ts";
 import { type InvocationKey, invocationByKey, refuseSettlement } from "../invocations/service.ts";
@@ -37,6 +24,13 @@ export function isOpen(row: PaymentRow): row is OpenPayment {
   return facilitator_url !== null && facilitator_credential_ref !== null && settle_request !== null;
 }
 
+/**
+ * The start of a facilitator's URL, which tells one from another: it holds the whole host, and fits into a row of an index.
+ * Written as in the indexes, with its numbers, so that they are used.
+ */
+export const facilitatorOf = ({ facilitator_url }: Tables["payments"]) =>
+  sql<string>`substr(${facilitator_url}, 1, 300)`;
+
 /** A payment of any tenant: compare its tenant and caller before anything of it is shown. */
 export const paymentByKey = preparedRow(({ db, tables: { payments: t } }) => {
   const isChain = and(eq(t.chain_id, bind(t.chain_id, "chain_id")), eq(t.token, bind(t.token, "token")));
@@ -53,55 +47,76 @@ export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
   await tx.db.insert(tx.tables.payments).values(row);
 }
 
-/**
- * Each tenant with an open payment, with the time at which its first one is due: tenants after `last` by name, then the
- * others. One read per tenant.
- */
-export async function* tenantsWithOpen(reader: Reader, last: string) {
-  yield* tenantsBetween(reader, last, null);
-  if (last !== "") yield* tenantsBetween(reader, "", last);
-}
+const nextTenant = preparedRow(({ db, tables: { payments: t } }) =>
+  db
+    .select({ tenant: t.tenant })
+    .from(t)
+    .where(and(isNotNull(t.next_attempt_at), gt(t.tenant, GIVEN_KEY.tenant)))
+    .orderBy(t.tenant, facilitatorOf(t))
+    .limit(1),
+);
 
-/** Tenants in the database's collation, which differs from the order of strings here. */
-async function* tenantsBetween(reader: Reader, after: string, upTo: string | null) {
-  const { payments: t } = reader.tables;
-  const isUpTo = upTo === null ? undefined : lte(t.tenant, upTo);
-  for (let tenant = after; ; ) {
-    const [row] = await reader.db
-      .select({ tenant: t.tenant, next_attempt_at: t.next_attempt_at })
-      .from(t)
-      .where(and(isNotNull(t.next_attempt_at), gt(t.tenant, tenant), isUpTo))
-      // The first row is the next tenant's earliest due payment.
-      .orderBy(asc(t.tenant), asc(t.next_attempt_at))
-      .limit(1);
-    if (row === undefined || row.next_attempt_at === null) return;
-    tenant = row.tenant;
-    yield { tenant, due_at: row.next_attempt_at };
+const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
+  const facilitator = facilitatorOf(t);
+  const isLater = and(eq(t.tenant, GIVEN_KEY.tenant), gt(facilitator, sql.placeholder("after")));
+  return db
+    .select({ tenant: t.tenant, facilitator, due_at: t.next_attempt_at })
+    .from(t)
+    .where(and(isNotNull(t.next_attempt_at), isLater))
+    .orderBy(facilitator, t.next_attempt_at)
+    .limit(1);
+});
+
+/** What `next` finds after the name `last`, one by one, and then what comes first. Names are in the database's order. */
+async function* around<T>(last: string, next: (after: string) => Promise<T | null>, nameOf: (found: T) => string) {
+  let first: string | undefined;
+  for (const start of new Set([last, ""])) {
+    let found = await next(start);
+    while (found !== null && nameOf(found) !== first) {
+      first ??= nameOf(found);
+      yield found;
+      found = await next(nameOf(found));
+    }
   }
 }
 
+/** Each tenant with an open payment, from the one after `last` on. */
+export const tenantsWithOpen = (reader: Reader, last: string) =>
+  around(
+    last,
+    (tenant) => nextTenant(reader, { tenant }),
+    ({ tenant }) => tenant,
+  );
+
 /**
- * The tenant's due payments, earliest first. Without those at the facilitators that are passed over it searches the latest ones,
- * since the others have been due for longest.
+ * The facilitators of a tenant's open payments from the one after `last` on, each with the time at which its first payment is
+ * due. Found in a turn of the event loop: the settler asks for those of one tenant after the other.
  */
-export async function dueOf(
-  reader: Reader,
-  tenant: string,
-  now: number,
-  limit: number,
-  passedOver: readonly string[] = [],
-): Promise<OpenPayment[]> {
+export function facilitatorsWithOpen(reader: Reader, tenant: string, last: string, limit: number) {
+  const next = (after: string) => nextFacilitator(reader, { tenant, after });
+  // No tenant has this name, so the settler gets its turn whatever tenants ask for.
+  return inStoreTurns("", async () => {
+    const found: OpenFacilitator[] = [];
+    for await (const each of around(last, next, ({ facilitator }) => facilitator)) {
+      if (found.push(each) === limit) break;
+    }
+    return found;
+  });
+}
+
+export type OpenFacilitator = Awaited<ReturnType<typeof nextFacilitator>> & object;
+
+type AtFacilitator = Pick<OpenFacilitator, "tenant" | "facilitator">;
+
+const isAt = (t: Tables["payments"], { tenant, facilitator }: AtFacilitator) =>
+  and(eq(t.tenant, tenant), eq(facilitatorOf(t), facilitator));
+
+/** The tenant's due payments at a facilitator, earliest first. */
+export async function dueOf(reader: Reader, at: AtFacilitator, now: number, limit: number): Promise<OpenPayment[]> {
   const { payments: t } = reader.tables;
-  const isDue = and(eq(t.tenant, tenant), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now));
-  const due = reader.db.select().from(t).where(isDue);
-  if (passedOver.length === 0) return (await due.orderBy(asc(t.next_attempt_at)).limit(limit)).filter(isOpen);
-  // SQLite takes 10 µs for each (measured).
-  const latest = due.orderBy(desc(t.next_attempt_at)).limit(1_024).as("latest");
-  const found = reader.db
-    .select()
-    .from(latest)
-    .where(notInArray(latest.facilitator_url, [...passedOver]));
-  return (await found.orderBy(asc(latest.next_attempt_at)).limit(limit)).filter(isOpen);
+  const isDue = and(isAt(t, at), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now));
+  const due = () => reader.db.select().from(t).where(isDue).orderBy(t.next_attempt_at).limit(limit);
+  return (await inStoreTurns("", async () => due())).filter(isOpen);
 }
 
 /**
@@ -173,26 +188,38 @@ export function confirmPayment(tx: Tx, open: OpenPayment, now: number, again: nu
 
 /** The tenant's collected payments of ended calls whose receipts wait until the payment is final. */
 export async function confirmingOf(
-  { db, tables: { payments: t, endedInvocations: i } }: Reader,
+  reader: Reader,
   tenant: string,
   id: string | null,
   limit: number,
 ): Promise<OpenPayment[]> {
-  const rows = await db
-    .select({ payment: t })
+  const found: OpenPayment[] = [];
+  for (let after = ""; ; ) {
+    const from = after;
+    const page = await inStoreTurns(tenant, () => confirmingAfter(reader, tenant, id, from, limit));
+    const waiting = page.filter(({ outbox }) => ` ${outbox} `.includes(" receipt "));
+    found.push(...waiting.map(({ payment }) => payment).filter(isOpen));
+    if (page.length < limit || found.length >= limit) return found.slice(0, limit);
+    after = page.at(-1)?.payment.invocation_id ?? "";
+  }
+}
+
+/** A page of the tenant's payments that await their confirmation, each with the outbox of its call, if that has ended. */
+async function confirmingAfter(
+  { db, tables: { payments: t, endedInvocations: i } }: Reader,
+  tenant: string,
+  id: string | null,
+  after: string,
+  limit: number,
+) {
+  const isNext = id === null ? gt(t.invocation_id, after) : eq(t.invocation_id, id);
+  return db
+    .select({ payment: t, outbox: i.outbox })
     .from(t)
-    .innerJoin(i, isOfCall(t, i))
-    .where(
-      and(
-        eq(t.tenant, tenant),
-        id === null ? undefined : eq(t.invocation_id, id),
-        isNotNull(t.next_attempt_at),
-        isNotNull(t.final_at),
-        sql`' ' || ${i.outbox} || ' ' like '% receipt %'`,
-      ),
-    )
+    .leftJoin(i, isOfCall(t, i))
+    .where(and(eq(t.tenant, tenant), isNext, isNotNull(t.next_attempt_at), isNotNull(t.final_at)))
+    .orderBy(t.invocation_id)
     .limit(limit);
-  return rows.map(({ payment }) => payment).filter(isOpen);
 }
 
 /** Closes a payment as refused. False if it is closed, or leased by another replica, whose attempt may still collect it. */
@@ -261,9 +288,10 @@ async function updateOpen(tx: Tx, condition: SQL | undefined, changes: PaymentCh
  * Makes payments due now whose next attempt is later than `after`. A process that is alone with its database does this for
  * all at its start. Later it repairs attempts beyond any backoff or lease, which only a clock that was set back can cause.
  */
-export async function makeDue(store: Store, now: number, after: number): Promise<void> {
+export async function makeDue(store: Store, now: number, after: number, at?: AtFacilitator): Promise<void> {
   const { payments: t } = store.read.tables;
-  const isLater = and(isNotNull(t.next_attempt_at), gt(t.next_attempt_at, after));
+  const isAnywhere = at === undefined ? undefined : isAt(t, at);
+  const isLater = and(isAnywhere, isNotNull(t.next_attempt_at), gt(t.next_attempt_at, after));
   const [later] = await store.read.db.select({ nonce: t.nonce }).from(t).where(isLater).limit(1);
   if (later === undefined) return;
   await store.write(async (tx) => {
