@@ -247,8 +247,8 @@ async function runService(config: Config, log: OpenLog): Promise<Meters> {
 }
 
 async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise<void> {
-  const { prepareMasterKeys, requireOwnDatabase, requirePorts } = await import("./cli/open.ts");
-  await requireOwnDatabase("gateway", config);
+  const { prepareMasterKeys, requireOwnDataDir, requirePorts } = await import("./cli/open.ts");
+  await requireOwnDataDir("gateway", config);
   requirePorts(config, config.host, { TOLLGATE_PORT: config.port });
   const { keys, generated } = prepareMasterKeys(config, log);
   const { startGateway } = await import("./gateway/start.ts");
@@ -264,9 +264,9 @@ async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise
 }
 
 async function runFacilitator(options: FacilitatorConfig, log: OpenLog, meters: Meters): Promise<void> {
-  const { openDataDir, requireOwnDatabase, requirePorts } = await import("./cli/open.ts");
+  const { openDataDir, requireOwnDataDir, requirePorts } = await import("./cli/open.ts");
   const { host, port, openPort } = options;
-  await requireOwnDatabase("facilitator", options);
+  await requireOwnDataDir("facilitator", options);
   requirePorts(options, host, { TOLLGATE_PORT: port, TOLLGATE_OPEN_PORT: openPort });
   openDataDir(options, log);
   const { startFacilitator } = await import("./facilitator/start.ts");
