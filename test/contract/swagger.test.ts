@@ -202,8 +202,8 @@ const LINE_OF_3000 = Buffer.from(
 /** Runs in the browser: counts the URLs of bytes. */
 const COUNT_OBJECT_URLS = `(() => {
   const { createObjectURL, revokeObjectURL } = URL;
-  globalThis.objectUrls = { made: 0, revoked: 0 };
-  URL.createObjectURL = (bytes) => { objectUrls.made++; return createObjectURL.call(URL, bytes); };
+  globalThis.objectUrls = { made: [], revoked: 0 };
+  URL.createObjectURL = (bytes) => { objectUrls.made.push(bytes.type); return createObjectURL.call(URL, bytes); };
   URL.revokeObjectURL = (url) => { objectUrls.revoked++; revokeObjectURL.call(URL, url); };
 })()`;
 
@@ -540,11 +540,18 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
       ["image/png", LINE_OF_3000, "(image/png, 70 bytes)", "response.png", [width, 3_000]],
       ["audio/wav", SECOND_OF_SILENCE, "(audio/wav, 8,044 bytes)", "response.wav", [duration, 1]],
       ["application/octet-stream", bytes, "(application/octet-stream, 256 bytes)", "response.bin", null],
+      ["application/vnd.android.package-archive", bytes, "package-archive, 256 bytes)", "response.bin", null],
+      ["multipart/x-mixed-replace; boundary=x", bytes, "boundary=x, 256 bytes)", "response.bin", null],
+      ["image/svg", bytes, "(image/svg, 256 bytes)", "response.bin", null],
       ["", bytes.subarray(0, 1), "(no content type, 1 byte)", "response.bin", null],
     ];
     const scripted = `<svg xmlns="http://www.w3.org/2000/svg" width="40" onload="fetch('/ran')"><script>fetch("/ran")</script></svg>`;
+    const ATTACK = "<script>fetch('/ran')</script>";
+    const asFile = { "content-type": "text/html", "content-disposition": "attachment; filename=attachment.exe" };
     const others = {
-      attachment: [LINE_OF_3000, { "content-type": "image/png", "content-disposition": "attachment; filename=a.png" }],
+      attachment: [ATTACK, asFile],
+      transfer: [ATTACK, { "content-type": "text/plain", "content-description": "File Transfer" }],
+      named: [LINE_OF_3000, { ...asFile, "content-type": "image/png" }],
       drawing: [scripted, { "content-type": "image/svg+xml" }],
       nothing: ["", { "content-type": "image/png" }],
       words: ["plain words", { "content-type": "application/octet-stream" }],
@@ -598,18 +605,20 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     }
     await page.setViewportSize(DESK);
     await streamed.getByRole("button", { name: "Clear" }).click();
-    const counts = { made: files.length, revoked: files.length };
+    const FILE = "application/octet-stream";
+    const made = ["image/png", "audio/wav", FILE, FILE, FILE, FILE, FILE];
+    const counts = { made, revoked: files.length };
     await until(async () => Bun.deepEquals(await page.evaluate("objectUrls"), counts));
 
     expect(await getOther("drawing")).toContain(scripted);
-    await until(async () => (await page.evaluate<number>(width)) === 40);
+    expect(await live.locator("img").count()).toBe(0);
     expect(await getOther("nothing")).not.toContain("Response body");
     expect(await getOther("words")).toContain("plain words");
-    // The drawing has no URL at which its script would run with the origin of the page.
+    for (const name of ["attachment", "transfer"] as const) expect(await getOther(name)).toContain(ATTACK);
+    // No text has a URL at which its script would run with the origin of the page.
     expect(await page.evaluate<object>("objectUrls")).toEqual(counts);
-    await getOther("attachment");
-    expect(await live.locator("img").count()).toBe(0);
-    expect(await download()).toEqual({ file: "a.png", body: new Uint8Array(LINE_OF_3000) });
+    await getOther("named");
+    expect(await download()).toEqual({ file: "response.png", body: new Uint8Array(LINE_OF_3000) });
     expect([agent.calls(), asked.includes("/ran"), strays, complaints]).toEqual([answers.length, false, [], []]);
     await closeAll(page);
   });
