@@ -840,6 +840,64 @@ describe("the document of the binary", () => {
     expect(document.components.securitySchemes["bearer"]?.scheme).toBe("bearer");
   });
 
+  test("gives for errors what the gateway answers to that operation", async () => {
+    const token = await gateway.token({ tenant: "refused", user: "alice" });
+    const ask = (method: string, path: string, body?: string, more = {}) =>
+      fetch(gateway.url + path, {
+        ...{ method: method.toUpperCase(), body: body ?? null },
+        headers: { authorization: `Bearer ${token}`, "content-type": "application/json", ...more },
+      });
+    const pricing = { amount: "10000", asset: "USDC", network: "base", pay_to: `0x${"11".repeat(20)}` };
+    const agent = async (fields: object) =>
+      (await (await ask("post", "/v1/agents", JSON.stringify(fields))).json()) as { id: string };
+    const upstream_url = "https://nothing.invalid/";
+    const { id } = await agent({ name: "plain", upstream_url });
+    const { id: priced } = await agent({ name: "priced", upstream_url, pricing });
+    const key = { "idempotency-key": "one" };
+    const called = await ask("post", `/v1/proxy/${id}`, "1", { ...key, prefer: "wait=10" });
+    const { invocation_id } = (await called.json()) as { invocation_id: string };
+    const none = (prefix: string) => `${prefix}_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f`;
+    const asked: [method: string, path: string, at: string, body?: string, more?: object][] = [
+      ["get", "/v1/credentials/{id}", none("cred")],
+      ["delete", "/v1/credentials/{id}", none("cred")],
+      ["get", "/v1/agents/{id}", none("agt")],
+      ["get", "/v1/invocations/{id}", none("inv")],
+      ["get", "/v1/proxy/{id}/invocations/{inv_id}", `${id} ${none("inv")}`],
+      ["get", "/v1/settlement/config", ""],
+      ["get", "/v1/invocations?limit=x", ""],
+      ["post", "/v1/agents", "", "{}"],
+      ["post", "/v1/credentials", "", "{}"],
+      ["put", "/v1/policy", "", "{}"],
+      ["post", "/v1/policy/evaluate", "", "{}"],
+      ["patch", "/v1/agents/{id}", id, "[]"],
+      ["post", "/v1/proxy/{id}", id, "2", key],
+      ["post", "/v1/proxy/{id}", id, "x".repeat(32 * 1024 ** 2 + 1)],
+      ["post", "/v1/proxy/{id}", id, "2", { "x-payment": "a", "payment-signature": "a" }],
+      ["post", "/v1/proxy/{id}/invocations/{inv_id}/cancel", `${id} ${invocation_id}`],
+      ["get", "/v1/proxy/{id}/stream", id],
+      ["post", "/v1/proxy/{id}/stream", priced, "2"],
+    ];
+    const wrong: unknown[] = [];
+    for (const [method, path, ids, body, more] of asked) {
+      const left = ids.split(" ");
+      const response = await ask(
+        method,
+        path.replaceAll(/\{\w+\}/g, () => left.shift() ?? ""),
+        body,
+        more,
+      );
+      const content = document.paths[path.replace(/\?.*/, "")]?.[method]?.responses[response.status]?.content;
+      const { example, examples = {} } = content?.["application/json"] ?? {};
+      const [first] = Object.values(examples as Record<string, { value: unknown }>);
+      const { error } = (await response.json()) as { error: string };
+      const said = (example ?? first?.value) as { error: string } | undefined;
+      if (said?.error !== error) wrong.push([method, path, response.status, error, said?.error]);
+    }
+    expect(wrong).toEqual([]);
+    const text = JSON.stringify(document.paths["/v1/credentials/{id}"]);
+    expect([text.includes("already in use"), text.includes("in use by")]).toEqual([false, true]);
+  });
+
   test("describes every field of every schema, every parameter and every header", () => {
     expect(undescribed(document)).toEqual([]);
     const planted = structuredClone(document);
