@@ -6,6 +6,7 @@ import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
 import { errorCode } from "../core/fault.ts";
 import { parseHostList, urlMeant } from "../core/host.ts";
+import { didYouMean, printable } from "../core/text.ts";
 import { lowerHex, parseUint256 } from "../x402/types.ts";
 
 export interface Kind<T> {
@@ -137,6 +138,10 @@ export function choice<const T extends string>(words: readonly T[]): Kind<T> {
   return {
     must: words.join(", ").replace(/, ([^,]*)$/, " or $1"),
     parse: (text) => words.find((word) => word === text),
+    why: (text, isFlag) =>
+      isFlag
+        ? `${printable(text.slice(0, 40))} is ${words.length === 2 ? "neither" : "none"}${didYouMean(text, words)}`
+        : "",
   };
 }
 

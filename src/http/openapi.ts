@@ -29,7 +29,7 @@ export const SECURITY_SCHEMES = {
     type: "http",
     scheme: "bearer",
     description:
-      "An access token. On the gateway's machine `tollgate token --tenant acme --user me` " +
+      "An access token. On the gateway's machine, with its `--data-dir` or `DATABASE_URL`, `tollgate token --tenant acme --user me` " +
       "prints one, in a container `docker compose exec gateway tollgate token --tenant acme --user me`. A gateway with " +
       "`TOLLGATE_OIDC_ISSUER` takes the tokens of that issuer instead.",
   },
