@@ -223,6 +223,10 @@ describe("the search of the manual", () => {
     expect(first("retenton")).toBe("operations#retention");
     expect(first("reorganistions")).toBe("facilitator#reorganisations");
     expect(first("shutd")).toBe("operations#shutdown");
+    expect(["tokn", "tokne", "how do I get a tokn"].map(first)).toEqual(Array(3).fill(first("token")));
+    expect(["polciy", "plicy", "poliyc"].map(first)).toEqual(Array(3).fill(first("policy")));
+    expect(first("agnet")).toBe(first("agent"));
+    expect(first("backpu")).toBe(first("backup"));
   });
 
   test.each([
@@ -441,6 +445,44 @@ describe("the search of the manual", () => {
     ["mainnet", "payments"],
     ["token expired", "troubleshooting#401-for-a-good-token"],
     ["localhost agent not allowed", "troubleshooting#400-for-localhost-or-a-private-address"],
+    ["webhok", "api#calls"],
+    ["add agent", "start#an-agent"],
+    ["where is my token printed", "start#a-token"],
+    ["remove agent", "api#agents"],
+    ["go client", "clients"],
+    ["chatgpt", "clients"],
+    ["image response", "start#a-call"],
+    ["node version", "install#from-source"],
+    ["payout address", "payments#set-a-price"],
+    ["how much does a call cost", "payments#set-a-price"],
+    ["which wallet do I need", "facilitator#keys-and-gas"],
+    ["how much did I earn", "payments#what-became-of-a-payment"],
+    ["earnings", "payments#what-became-of-a-payment"],
+    ["transaction hash", "payments#what-became-of-a-payment"],
+    ["faucet", "payments"],
+    ["coinbase facilitator", "api#payments"],
+    ["public facilitator", "api#payments"],
+    ["commission", "api#payments"],
+    ["how to use https", "operations#tls"],
+    ["put a domain name in front", "operations#tls"],
+    ["default data directory", "operations#data-directory"],
+    ["master.key permissions", "operations#data-directory"],
+    ["reset everything", "operations#data-directory"],
+    ["increase timeout", "configuration"],
+    ["how long are results kept", "operations#retention"],
+    ["second gateway on same machine", "growing"],
+    ["what's new", "changelog"],
+    ["sbom", "install#releases"],
+    ["offline install", "install#releases"],
+    ["verbose", "operations#log"],
+    ["who called my agent", "api#history"],
+    ["see request body", "api#history"],
+    ["test a policy", "api#policy"],
+    ["read only token", "security#scopes"],
+    ["encrypt database", "security#secrets"],
+    ["multi-tenancy", "security#tenants"],
+    ["list tenants", "security#tenants"],
+    ["proof of call", "receipts"],
   ])("shows for %p first %s", (words, id) => {
     expect(find(index, words)[0]?.id).toBe(id);
   });
@@ -459,7 +501,7 @@ describe("the search of the manual", () => {
   });
 
   test("finds nothing by a word that no page has", () => {
-    for (const words of ["webhook", "xyzzy", "--", "?"]) expect([words, find(index, words)]).toEqual([words, []]);
+    for (const words of ["telegram", "xyzzy", "--", "?"]) expect([words, find(index, words)]).toEqual([words, []]);
   });
 
   test("has further words only for sections that are there", () => {
