@@ -99,7 +99,7 @@ export const SEARCH_WORDS: Readonly<Record<string, string>> = {
   "api#idempotency-keys": "retry safe repeat duplicate twice doublecharge doublepayment exactly once calltwice payment",
   "api#open-paths": "swagger openapi health public key",
   "api#rate-limits": "429 throttle quota call request per second minute",
-  "api#what-a-paid-call-is-answered": "402 payment required declined paymentfailed money back charged failed",
+  "api#responses-to-a-paid-call": "402 payment required declined paymentfailed money back charged failed",
   "api#policy": "block forbid deny tool access control dry run rule audit test",
   "api#payments": "header coinbase coinbasefacilitator publicfacilitator commission",
   "backups#backup": "tollgatebackup backup dump snapshot",
