@@ -388,6 +388,11 @@ const WRONG: readonly Wrong[] = [
   },
   { words: "serve", env: { TOLLGATE_SECRETS_DIR: "hunter2" }, told: [": that directory does not exist"] },
   { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "hunter2" }, told: [": that file does not exist"] },
+  {
+    words: "serve --mode facilitator",
+    env: { ...OWN_FACILITATOR, TOLLGATE_CLIENT_CA_FILE: "nofile" },
+    told: [`of a CA, and no others: that file does not exist in ${home}\n`],
+  },
   { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "/nope" }, told: [": /nope does not exist"] },
   { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "./nope" }, told: [`: ${at("nope")} does not exist`] },
   { words: "serve", env: { TOLLGATE_SECRETS_DIR: "/nope" }, told: [": /nope does not exist"] },

@@ -29,7 +29,8 @@ class Unreadable extends Error {}
 export function fileProblem(path: string, error: unknown, isFlag = false, kind: "file" | "directory" = "file"): string {
   const shown = isFlag ? resolve(path) : writtenPath(path, kind);
   if (error instanceof Unreadable) return `${shown} ${error.message}`;
-  return `${shown} ${errorCode(error) === "ENOENT" ? "does not exist" : `can't be read: ${systemReason(error)}`}`;
+  if (errorCode(error) !== "ENOENT") return `${shown} can't be read: ${systemReason(error)}`;
+  return `${shown} does not exist${shown === `that ${kind}` ? ` in ${process.cwd()}` : ""}`;
 }
 
 /** The words and the code of an error of the system, like "permission denied (EACCES)". */
