@@ -38,6 +38,9 @@ export const SERVE: CliCommand = {
     const isBare = line.command === "" && line.flags.size === 0 && line.problems.length === 0;
     if (isBare && !processEnvironment["TOLLGATE_MODE"])
       return (await import("./cli/terminal/help.ts")).shortHelp(COMMANDS);
+    // A misspelt flag may be the one that names the mode.
+    if (line.command === "" && line.problems.length > 0 && !processEnvironment["TOLLGATE_MODE"])
+      throw new Misuse(line.problems);
     restartInCleanEnvironment(processEnvironment);
     const { config, log, located } = begin(line, "serve");
     const meters = await runService(config, log).catch((error) => {
@@ -203,14 +206,15 @@ a terminal`,
     about: `print the script that completes commands and flags in SHELL, which is bash, zsh or fish; for bash write
 source <(tollgate completion bash) into ~/.bashrc`,
     async run({ words: [shell = ""], problems }) {
+      if (problems.length > 0 && shell === "") problems.push("SHELL must be bash, zsh or fish");
       if (problems.length > 0) throw new Misuse(problems);
       return (await import("./cli/terminal/completion.ts")).completionScript(shell, COMMANDS, SERVE);
     },
   },
   help: {
-    forms: ["[TOPIC]", "COMMAND [COMMAND]", "--all"],
+    forms: ["[TOPIC]", "COMMAND [COMMAND]", "WORD [WORD ...]", "--all"],
     summary: "print a page of the manual, or the help of a command",
-    about: `print a page of the manual, or the help of a command; with --all every command and every variable, as tollgate --help;
+    about: `print a page of the manual, or the help of a command, or look for words in the manual; with --all every command and every variable, as tollgate --help;
 tollgate help configuration is the page of all variables`,
     async run({ words, flags, problems }) {
       if (flags.has("all") && words.length > 0) problems.push("--all can't be combined with a topic or a command");

@@ -303,6 +303,10 @@ describe("a paid call", () => {
     expect(await paid([], {}, accepted)).toEqual({ code: 0, stdout: "done", stderr: note });
     const settlement = { status: "settled", tx_hash: "0x1" };
     expect(await paid([], { settlement }, accepted)).toEqual({ code: 0, stdout: "done", stderr: "" });
+    const whole = (told: object) => () => new Response("done", { headers: { ...WITH_ID, ...told } });
+    expect(await paid(["--stream"], {}, whole({}))).toEqual({ code: 0, stdout: "done", stderr: note });
+    const told = { "x-payment-response": btoa(JSON.stringify({ success: true, transaction: "0x1" })) };
+    expect(await paid(["--stream"], {}, whole(told))).toEqual({ code: 0, stdout: "done", stderr: "" });
   });
 });
 

@@ -79,6 +79,7 @@ beforeAll(async () => {
   writeFileSync(at("token"), `${token}\n`, { mode: 0o600 });
   writeFileSync(at("payer"), `${generatePrivateKey()}\n`, { mode: 0o600 });
   writeFileSync(at("body"), BINARY_BODY);
+  writeFileSync(at("steering"), "\x1b]0;owned\x07");
   const urls = Object.keys(ANSWERS).map((path) => [path.slice(1), `${upstream.url}${path.slice(1)}`] as const);
   for (const [name, upstream_url] of [...urls, ["nobody", "http://127.0.0.1:1/"] as const]) {
     await idOf(ask(gateway, token, "/v1/agents", { name, upstream_url }));
@@ -341,6 +342,18 @@ describe("a call that has not ended", () => {
     const shown = await shownOnTerminal(["echo", "--data", "Wien"], "Wien\r\n");
     expect(shown).toContain("calling echo: 0 s");
     expect(shown).toMatch(/the call is inv_\S+\r\n/);
+    expect(await shownOnTerminal(["echo", "--stream", "--data", "Wien"], "Wien\r\n")).toContain("Wien\r\n");
+  });
+
+  test("shows no control characters on a terminal, and says how to keep the response", async () => {
+    for (const args of [["echo"], ["echo", "--stream"]])
+      for (const data of ["@steering", "@body"]) {
+        const shown = await shownOnTerminal([...args, "--data", data], "(> FILE)");
+        expect(shown).not.toContain("owned");
+        expect(shown).toContain("has control characters and is not shown on a terminal: send it to a file");
+      }
+    const { bytes } = await run(["echo", "--data", "@body"]);
+    expect(bytes).toEqual(BINARY_BODY);
   });
 });
 
@@ -475,7 +488,9 @@ describe("nothing is signed", () => {
       expect(await run(noKey, { url: odd.url })).toMatchObject(
         refusal("there is no key to pay with: nothing was paid; to pay, add --payer-key-file FILE --max-price 0.05\n"),
       );
-      expect(await run(noPrice, { url: odd.url })).toMatchObject(refusal("--max-price is 0: nothing was paid"));
+      expect(await run(noPrice, { url: odd.url })).toMatchObject(
+        refusal("--max-price is 0: nothing was paid; to pay, raise --max-price to 0.05\n"),
+      );
       expect(odd.posts.map(({ payment }) => payment)).toEqual([null, null]);
     } finally {
       await odd.stop();

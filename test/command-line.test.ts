@@ -236,7 +236,7 @@ describe("--json", () => {
       problems: [`there is no database at ${at("nowhere/tollgate.db")}`],
     });
     expect(await documentOf("doctor --mode gatway --json", 2)).toEqual({
-      problems: ["--mode must be gateway or facilitator"],
+      problems: ["--mode must be gateway or facilitator: gatway is neither; did you mean gateway?"],
     });
     writeFileSync(at("keys.json"), '{"keys": []}');
     writeFileSync(at("receipts.jsonl"), "x\n");

@@ -212,8 +212,8 @@ eachDatabase((database) => {
       const jwks = `${gateway.url}/.well-known/jwks.json`;
       const { code, stdout, stderr } = await gateway.run("receipt", "verify", file, "--jwks", jwks);
       expect([code, stderr]).toEqual([0, ""]);
-      expect(stdout).toContain(`${ended} receipts hold, in one unbroken chain`);
-      expect(stdout).toContain("from the first that was made");
+      expect(stdout).toContain(`${ended} receipts are valid, in one unbroken chain`);
+      expect(stdout).toContain("from the tenant's first");
     } finally {
       await upstream.stop();
     }

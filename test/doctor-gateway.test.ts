@@ -138,7 +138,7 @@ eachDatabase((database) => {
       "up to 1040 MiB on top of the program itself (see tollgate help operations)",
     );
     expect(lines.at(-1)?.text).toBe(
-      "it answers and knows base; run `tollgate account list` at the facilitator to see whether the tenant has an account",
+      "it answers and supports base; run `tollgate account list` at the facilitator to see whether the tenant has an account",
     );
     expect(stdout).not.toMatch(/vault-token|never shown|test-only/);
   });

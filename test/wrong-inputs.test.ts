@@ -48,6 +48,8 @@ beforeAll(async () => {
   writeFileSync(at("client.key"), pki.client.key);
   writeFileSync(at("other.pem"), `${pki.client.cert}${pki.otherClient.key}`);
   writeFileSync(at("good.pem"), `${pki.client.cert}${pki.client.key}`);
+  writeFileSync(at("server.crt"), pki.server.cert);
+  writeFileSync(at("server.pem"), `${pki.server.cert}${pki.server.key}${pki.ca.cert}`);
   writeFileSync(at("ca.crt"), pki.ca.cert);
   writeFileSync(at("bad.env"), "# a comment\n\nTOLLGATE_PORT=0\nhunter2 is a secret\nTOLLGATE_HOST='::1\n");
   writeFileSync(at("misspelt.env"), "TOLLGATE_PROT=1\nTOLLGATE_WORKERS=1 # many\n");
@@ -124,6 +126,11 @@ const WRONG: readonly Wrong[] = [
   { words: "help --all payments", told: ["--all can't be combined with a topic or a command"] },
   { words: "serve -p 80", told: ["-p is not a flag: flags begin with two hyphens", "80 is not expected here"] },
   { words: "serve --prot 80", told: ["did you mean --port?", `See ${tollgateBinary()} serve --help.`] },
+  {
+    words: "--hlep",
+    told: ["tollgate can't start:\n  - --hlep is not a flag of this command; did you mean --help?\nSee"],
+  },
+  { words: "token --hepl", told: ["--hepl is not a flag of this command; did you mean --help?"] },
   { words: "--prot 80", told: ["did you mean --port?", `See ${tollgateBinary()} serve --help.`] },
   {
     words: "token acme me",
@@ -159,9 +166,15 @@ const WRONG: readonly Wrong[] = [
     words: "completion zhs",
     told: ["SHELL must be bash, zsh or fish: there are no completions for zhs; did you mean zsh?"],
   },
+  { words: "completion", told: ["SHELL is missing", "SHELL must be bash, zsh or fish\n"] },
   { words: "completion BASH", told: ["there are no completions for BASH; did you mean bash?"] },
   { words: "token --tenant acme --user me --scope=", told: ["--scope must be one or more scopes"] },
-  { words: "token --tenant acme --user me --ttl 1w", told: ["--ttl must be a time like 90s, 30m, 12h or 7d"] },
+  {
+    words: "token --tenant acme --user me --ttl 1w",
+    told: ["--ttl must be a time like 90s, 30m, 12h or 7d", ": 1w is none"],
+  },
+  { words: "token --tenant acme --user me --ttl 0h", told: ["--ttl must be", "d: 0h is no time at all"] },
+  { words: "token --tenant acme --user me --ttl 9999d", told: ["--ttl must be", "d: 9999d is longer"] },
   {
     words: "account remove alice",
     told: ["account remove can't be undone, and there is no terminal to ask on: add --yes if you are sure"],
@@ -260,6 +273,11 @@ const WRONG: readonly Wrong[] = [
   { words: "account add a --cert /etc/passwd", told: ["--cert must be", ": /etc/passwd is not a PEM file"] },
   { words: "account add a --cert client.key", told: [`: ${at("client.key")} is a PEM file, but holds something else`] },
   { words: "account add a --cert ca.crt", told: ["--cert must be a client's certificate, not a CA's"] },
+  { words: "account add a --cert server.crt", told: ["--cert must be a client's certificate, not a server's"] },
+  {
+    words: "account add-cert alice --cert server.crt --data-dir facilitators",
+    told: ["--cert must be a client's certificate, not a server's"],
+  },
   { words: "account add a", told: ["--cert is missing: a PEM file with the client's certificate"] },
   {
     words: "serve --mode facilitator",
@@ -386,6 +404,11 @@ const WRONG: readonly Wrong[] = [
   },
   { words: "serve", env: { TOLLGATE_SECRETS_DIR: "hunter2" }, told: [": that directory does not exist"] },
   { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "hunter2" }, told: [": that file does not exist"] },
+  {
+    words: "serve --mode facilitator",
+    env: { ...OWN_FACILITATOR, TOLLGATE_CLIENT_CA_FILE: "nofile" },
+    told: [`of a CA, and no others: that file does not exist in ${home}\n`],
+  },
   { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "/nope" }, told: [": /nope does not exist"] },
   { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "./nope" }, told: [`: ${at("nope")} does not exist`] },
   { words: "serve", env: { TOLLGATE_SECRETS_DIR: "/nope" }, told: [": /nope does not exist"] },
@@ -403,7 +426,7 @@ const WRONG: readonly Wrong[] = [
     told: [`TOLLGATE_ANVIL must name an executable program: ${why}`],
   })),
   { words: "serve --mode", told: ["--mode needs a value: --mode gateway|facilitator"] },
-  { words: "--mode gatway", told: ["--mode must be gateway or facilitator"] },
+  { words: "--mode gatway", told: ["--mode must be gateway or facilitator: gatway is neither; did you mean gateway?"] },
   { words: "--port 0", told: ["TOLLGATE_MODE must be gateway or facilitator (or give --mode)"] },
   {
     words: "serve",
@@ -542,6 +565,10 @@ const WRONG: readonly Wrong[] = [
   {
     words: "settlement set --tenant acme --facilitator https://f.test --bundle other.pem",
     told: ["--bundle must be", "no certificate of the bundle belongs to its private key"],
+  },
+  {
+    words: "settlement set --tenant acme --facilitator https://f.test --bundle server.pem",
+    told: [`: ${at("server.pem")} is not such a bundle: its certificate is a server's, not a client's`],
   },
   {
     words: "settlement set --tenant acme --facilitator https://f.test --bundle client.crt",
@@ -759,4 +786,29 @@ test("a path that this user may not use is told with what it must be, by every c
   }
   // Only an open directory can be removed.
   chmodSync(at("closed"), 0o700);
+});
+
+test("a scope that is nearly one that the gateway reads is warned of, and any other is taken", async () => {
+  const scoped = (scope: string) =>
+    run({ words: `token --tenant acme --user me --data-dir gateways --scope ${scope}`, told: [] });
+  const near = await scoped("invocation:read_body");
+  expect(near).toMatchObject({
+    code: 0,
+    stderr: "warning: the gateway reads no scope invocation:read_body; did you mean invocations:read_body?\n",
+  });
+  for (const scope of ["invocations:read_body", "own:scope"])
+    expect(await scoped(scope)).toMatchObject({ code: 0, stderr: "" });
+});
+
+test("several words that are no command are looked for in the manual", async () => {
+  const { code, stdout } = await run({ words: "help how do I pay", told: [] });
+  expect({ code, stdout }).toEqual({ code: 0, stdout: expect.stringMatching(/^ {2}payments +Pay for a call$/m) });
+});
+
+test("the port of a facilitator that speaks plain HTTP is told as such", async () => {
+  using plain = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: () => new Response() });
+  const url = `https://127.0.0.1:${plain.port}`;
+  const { code, stderr } = await run({ words: `${SET} ${url} --data-dir gateways`, told: [] });
+  expect({ code, stderr }).toEqual({ code: 0, stderr: expect.stringContaining("it speaks plain HTTP there") });
+  expect(stderr).toContain("name the port with mutual TLS (TOLLGATE_PORT of the facilitator, not TOLLGATE_OPEN_PORT)");
 });

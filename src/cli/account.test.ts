@@ -81,11 +81,11 @@ for (const [name, makePlace] of Object.entries(places)) {
           { name: "alice" },
         ]);
         expect((await run("remove-cert", "alice", "--cert", cert)).out).toBe(
-          `removed from alice, certificate ${pki.client.fingerprint}\n`,
+          `removed certificate ${pki.client.fingerprint} from alice\n`,
         );
         expect(await found()).toBeNull();
         expect((await run("remove-cert", "alice", "--cert", other)).out).toBe(
-          `removed from alice, certificate ${next}; the account has no certificate left and can't settle payments\n`,
+          `removed certificate ${next} from alice; the account has no certificate left and can't settle payments\n`,
         );
         expect((await run("list")).out).toMatch(/^alice +yes +none +default +5000000 \(5 USDC\)$/m);
         expect((await run("add-cert", "alice", "--cert", cert)).code).toBe(0);
@@ -107,13 +107,13 @@ test("the list is a table, in the order of the names", async () => {
   await account(["add", "zürich 株", "--cert", file("client.crt", pki.client.cert), "--max-per-transaction", "7"]);
   await account(["add", "bob", "--cert", file("other.pem", bundle)]);
   await account(["disable", "bob"]);
-  await account(["add-cert", "bob", "--cert", file("server.crt", pki.server.cert)]);
+  await account(["add-cert", "bob", "--cert", file("third.crt", pki.expired.cert)]);
   const { out } = await account(["list"]);
   const [headings, ...rows] = out.trimEnd().split("\n");
   expect(headings).toMatch(/^NAME +ENABLED +FINGERPRINT +MAX PER TRANSACTION +DAILY CEILING$/);
   expect(rows).toHaveLength(3);
   expect(rows[0]).toMatch(new RegExp(`^bob        no       ${pki.otherClient.fingerprint}  default +default$`));
-  expect(rows[1]).toBe(`${" ".repeat(20)}${pki.server.fingerprint}`);
+  expect(rows[1]).toBe(`${" ".repeat(20)}${pki.expired.fingerprint}`);
   expect(rows[2]).toMatch(
     new RegExp(`^zürich 株  yes      ${pki.client.fingerprint}  7 \\(0.000007 USDC\\) +default$`),
   );

@@ -5,6 +5,7 @@ import { X509Certificate } from "node:crypto";
 import { certificateFile } from "../config/pem.ts";
 import { amount, valueProblem } from "../config/values.ts";
 import { VARIABLES } from "../config.ts";
+import { isServerOnly } from "../core/certificates.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -71,7 +72,7 @@ function workOf(line: CommandLine): (store: Store) => Promise<CommandOutcome> {
       return async (store) => {
         const { fingerprint, left } = await removeCertificate(store, name, certificate);
         const rest = left === 0 ? "; the account has no certificate left and can't settle payments" : "";
-        return `removed from ${name}, certificate ${fingerprint}${rest}\n`;
+        return `removed certificate ${fingerprint} from ${name}${rest}\n`;
       };
     }
     case "account disable":
@@ -106,6 +107,9 @@ function readClientCertificate(line: CommandLine): string {
   const certificate = pem === undefined ? undefined : new X509Certificate(pem);
   if (certificate === undefined) line.problems.push(valueProblem("--cert", certificateFile, path));
   else if (certificate.ca) line.problems.push("--cert must be a client's certificate, not a CA's");
+  // One that was added before may be removed.
+  else if (line.command !== "account remove-cert" && isServerOnly(certificate))
+    line.problems.push("--cert must be a client's certificate, not a server's");
   return certificate?.toString() ?? "";
 }
 

@@ -54,10 +54,10 @@ test("a flag that takes no value leaves the next word alone", () => {
   expect(problems("account remove alice --yes=no")).toEqual(["--yes takes no value"]);
 });
 
-test("help takes a topic or none", () => {
+test("help takes a topic, several words, or none", () => {
   expect(plain("help")).toEqual({ command: "help", words: [], flags: {}, lists: {}, problems: [] });
   expect(plain("help payments")).toMatchObject({ command: "help", words: ["payments"], problems: [] });
-  expect(problems("help payments api growing")).toEqual(["growing is not expected here"]);
+  expect(plain("help how do I pay")).toMatchObject({ words: ["how", "do", "I", "pay"], problems: [] });
   expect(problems("hepl")).toEqual(["hepl is not a command; did you mean help?"]);
 });
 

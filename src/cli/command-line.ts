@@ -201,7 +201,9 @@ export function grammarOf(forms: readonly string[]) {
     required,
     /** The words as they are written, with a bracket before those that may be left out. */
     words: words.flat(),
-    wordsMax: Math.max(...words.map((each) => each.length)),
+    wordsMax: forms.some((form) => form.includes("[WORD ...]"))
+      ? Infinity
+      : Math.max(...words.map((each) => each.length)),
     known: [...new Set(all.map(({ name }) => name))],
     isBare: (flag: string) => all.some(({ name, value }) => name === flag && value === undefined),
     /** How the value of a flag is written; undefined when it takes none. */
@@ -261,7 +263,7 @@ function pairProblem(
     // Most variables have no flag.
     const variable = `TOLLGATE_${name.toUpperCase().replaceAll("-", "_")}`;
     const isVariable = known.includes("env-file") && Object.hasOwn(VARIABLES, variable);
-    return isVariable ? `--${name} is not a flag: set ${variable}` : unknown(`--${name}`, NO_FLAG, all);
+    return isVariable ? `--${name} is not a flag: set ${variable}` : unknown(`--${name}`, NO_FLAG, [...all, "--help"]);
   }
   const form = valueForm(name);
   if (value === null && !isBare(name)) return `--${name} needs a value: --${name} ${form}`;

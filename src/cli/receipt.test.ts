@@ -42,15 +42,15 @@ describe("tollgate receipt verify", () => {
     const lines = await signedChain(signer, 3);
     expect(await verify(`${lines.join("\n")}\n`)).toMatchObject({
       holds: true,
-      text: `3 receipts hold, in one unbroken chain: tenant "acme", from the first that was made\n${lastOf(lines)}`,
+      text: `3 receipts are valid, in one unbroken chain: tenant "acme", from the tenant's first\n${lastOf(lines)}`,
     });
     expect(await verify(lines.slice(1).join("\n"))).toMatchObject({
       holds: true,
-      text: `2 receipts hold, in one unbroken chain: tenant "acme", following an earlier one, which is not in this file\n${lastOf(lines)}`,
+      text: `2 receipts are valid, in one unbroken chain: tenant "acme", following an earlier one, which is not in this file\n${lastOf(lines)}`,
     });
     expect(await verify(`${lines[0]}\n`)).toMatchObject({
       holds: true,
-      text: `1 receipt holds: tenant "acme", from the first that was made\n${lastOf(lines.slice(0, 1))}`,
+      text: `1 receipt is valid: tenant "acme", from the tenant's first\n${lastOf(lines.slice(0, 1))}`,
     });
   });
 
@@ -90,7 +90,7 @@ describe("tollgate receipt verify", () => {
     const path = file("");
     expect(await verifyReceipts({ file: path, jwks })).toMatchObject({
       holds: false,
-      text: `${path} does not hold: it is empty\n`,
+      text: `there are no receipts in ${path}\n`,
     });
     expect((await verify("\n")).text).toStartWith("line 1 does not hold");
   });

@@ -45,7 +45,7 @@ async function judgeFile(file: string, keys: ReceiptKeys, { done }: Progress): P
   }
   if (number > 0) return { holds: true, text: describe(chain), document: documented(chain, null) };
   const document = documented(null, { line: null, receipt_id: null, problem: "it is empty" });
-  return { holds: false, text: `${file} does not hold: it is empty\n`, document };
+  return { holds: false, text: `there are no receipts in ${file}\n`, document };
 }
 
 function broken(line: number, id: string | null, problem: string): CommandVerdict {
@@ -71,9 +71,9 @@ function documented(
 /** The verdict on a whole file. It names the last receipt, since a file that was cut off at a line looks complete. */
 function describe({ length, first, last }: VerifiedChain): string {
   const whose = `tenant ${JSON.stringify(first?.tenant ?? "")}`;
-  const what = length === 1 ? "1 receipt holds" : `${length} receipts hold, in one unbroken chain`;
+  const what = length === 1 ? "1 receipt is valid" : `${length} receipts are valid, in one unbroken chain`;
   const from =
-    first?.previous == null ? "from the first that was made" : "following an earlier one, which is not in this file";
+    first?.previous == null ? "from the tenant's first" : "following an earlier one, which is not in this file";
   const end = last === null ? "" : `the last one is ${last.receipt_id}, of ${last.completed_at}\n`;
   return `${what}: ${whose}, ${from}\n${end}`;
 }

@@ -5,6 +5,7 @@ import { pemFile } from "../config/pem.ts";
 import { valueProblem } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import type { Caller } from "../core/call.ts";
+import { isServerOnly, parseCertificates } from "../core/certificates.ts";
 import { Fault } from "../core/fault.ts";
 import { type HostRules, hostRules, writtenUrlProblem } from "../core/host.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -27,13 +28,20 @@ interface ChosenFacilitator {
   readonly bundle: string;
 }
 
+function identityIn(bundle: string) {
+  const identity = clientIdentity(bundle);
+  const [own] = parseCertificates(identity?.cert ?? "");
+  if (own !== undefined && isServerOnly(own)) throw new Error("its certificate is a server's, not a client's");
+  return identity;
+}
+
 const bundleFile = pemFile(
   `a PEM file of at most ${MAX.plaintextBytes} bytes with a client certificate, its private key, and the CA of the facilitator's certificate`,
-  (text) => (Buffer.byteLength(text) <= MAX.plaintextBytes && clientIdentity(text) !== null ? text : undefined),
+  (text) => (Buffer.byteLength(text) <= MAX.plaintextBytes && identityIn(text) !== null ? text : undefined),
   (text) => {
     if (Buffer.byteLength(text) > MAX.plaintextBytes) return "is larger";
     try {
-      clientIdentity(text);
+      identityIn(text);
     } catch (error) {
       return `is not such a bundle: ${error instanceof Error ? error.message : "it can't be read"}`;
     }

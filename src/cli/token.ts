@@ -4,7 +4,9 @@
 import { join } from "node:path";
 import { SignJWT } from "jose";
 import type { Config } from "../config.ts";
+import { READ_BODY_SCOPE } from "../core/call.ts";
 import type { Log } from "../core/log.ts";
+import { didYouMean } from "../core/text.ts";
 import { systemClock } from "../core/time.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
 import { openKeyring } from "../keys/keyring.ts";
@@ -16,7 +18,7 @@ import {
   SIGNING_ALGORITHM,
   TOKEN_DAYS_MAX,
 } from "../keys/signing-keys.ts";
-import { begin, type CommandLine, type CommandOutcome, neededFlag } from "./command-line.ts";
+import { begin, type CommandLine, type CommandOutcome, neededFlag, shownWord } from "./command-line.ts";
 import {
   lacksDatabase,
   openGatewayStore,
@@ -51,7 +53,15 @@ function remoteIssuerProblems({ identity }: Config): readonly string[] {
 export async function token(line: CommandLine): Promise<string> {
   const request = readTokenRequest(line);
   const { config, log } = begin(line, "token", remoteIssuerProblems);
+  for (const scope of request.scope?.split(" ") ?? []) warnOfScope(scope, config);
   return `${await mintToken(config, request, log)}\n`;
+}
+
+/** Warns of a scope that is nearly one that the gateway reads. Any other may be for the gateway's upstreams. */
+function warnOfScope(scope: string, { manageScope }: Config): void {
+  const known = [READ_BODY_SCOPE, ...(manageScope === null ? [] : [manageScope])];
+  const meant = known.includes(scope) ? "" : didYouMean(scope, known);
+  if (meant !== "") process.stderr.write(`warning: the gateway reads no scope ${scope}${meant}\n`);
 }
 
 function readTokenRequest(line: CommandLine): TokenRequest {
@@ -59,10 +69,14 @@ function readTokenRequest(line: CommandLine): TokenRequest {
   const scope = line.flags.get("scope") ?? null;
   if (scope !== null && !SCOPE.test(scope))
     line.problems.push('--scope must be one or more scopes with one space between them, such as "read write"');
-  const [, count = "", unit = ""] = /^(\d{1,9})([smhd])$/.exec(line.flags.get("ttl") ?? TTL_DEFAULT) ?? [];
+  const ttl = line.flags.get("ttl") ?? TTL_DEFAULT;
+  const [, count = "", unit = ""] = /^(\d{1,9})([smhd])$/.exec(ttl) ?? [];
   const ttlSeconds = Number(count) * (UNIT_SECONDS[unit] ?? 0);
   if (ttlSeconds === 0 || ttlSeconds > TOKEN_DAYS_MAX * 86_400) {
-    line.problems.push(`--ttl must be a time like 90s, 30m, 12h or 7d, at most ${TOKEN_DAYS_MAX}d`);
+    const why = unit === "" ? "none" : ttlSeconds === 0 ? "no time at all" : "longer";
+    line.problems.push(
+      `--ttl must be a time like 90s, 30m, 12h or 7d, at most ${TOKEN_DAYS_MAX}d: ${shownWord(ttl)} is ${why}`,
+    );
   }
   return { tenant, user, scope, ttlSeconds };
 }
@@ -130,5 +144,5 @@ export async function revoke(line: CommandLine): Promise<CommandOutcome> {
     await replaceIssuerKey(store, masterKeys);
   });
   const whose = isForAll ? "" : ` to ${user === null ? "all users" : `user ${user}`} of tenant ${tenant}`;
-  return `all tokens issued${whose} so far are refused within two seconds\n`;
+  return `all tokens issued so far${whose} are refused within two seconds\n`;
 }

@@ -6,6 +6,7 @@ import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
 import { errorCode } from "../core/fault.ts";
 import { parseHostList, urlMeant } from "../core/host.ts";
+import { didYouMean, printable } from "../core/text.ts";
 import { lowerHex, parseUint256 } from "../x402/types.ts";
 
 export interface Kind<T> {
@@ -28,7 +29,8 @@ class Unreadable extends Error {}
 export function fileProblem(path: string, error: unknown, isFlag = false, kind: "file" | "directory" = "file"): string {
   const shown = isFlag ? resolve(path) : writtenPath(path, kind);
   if (error instanceof Unreadable) return `${shown} ${error.message}`;
-  return `${shown} ${errorCode(error) === "ENOENT" ? "does not exist" : `can't be read: ${systemReason(error)}`}`;
+  if (errorCode(error) !== "ENOENT") return `${shown} can't be read: ${systemReason(error)}`;
+  return `${shown} does not exist${shown === `that ${kind}` ? ` in ${process.cwd()}` : ""}`;
 }
 
 /** The words and the code of an error of the system, like "permission denied (EACCES)". */
@@ -137,6 +139,10 @@ export function choice<const T extends string>(words: readonly T[]): Kind<T> {
   return {
     must: words.join(", ").replace(/, ([^,]*)$/, " or $1"),
     parse: (text) => words.find((word) => word === text),
+    why: (text, isFlag) =>
+      isFlag
+        ? `${printable(text.slice(0, 40))} is ${words.length === 2 ? "neither" : "none"}${didYouMean(text, words)}`
+        : "",
   };
 }
 

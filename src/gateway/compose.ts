@@ -297,7 +297,7 @@ function composeStreaming(
   { checks, claims, policy, agentMax, resolveCredential }: StreamingParts,
 ) {
   const { options, store, keyring, rules, log, tracer, membership } = parts;
-  const { extraCa, upstreamTimeoutMs, publicUrl, allowedOrigins } = options;
+  const { network, extraCa, upstreamTimeoutMs, publicUrl, allowedOrigins } = options;
   const { clock } = store;
   const streams = createStreams({
     ...{ store, clock, log, tracer, claims, resolveCredential },
@@ -309,6 +309,7 @@ function composeStreaming(
   const limits = createStreamLimits({ agentConcurrency: agentMax, stopping });
   const admission = { ...checks, replica: membership.id, claims, limits, stopping };
   const streamed = streamRoutes({
+    network,
     streams,
     publicUrl,
     allowedOrigins,

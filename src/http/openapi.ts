@@ -2,8 +2,9 @@
 // token, request ID, the Error body, 401 and 500).
 import { type TSchema, Type } from "@sinclair/typebox";
 import type { DocumentDecoration } from "elysia";
-import type { FaultKind } from "../core/fault.ts";
+import { type FaultKind, methodNotAllowed } from "../core/fault.ts";
 import { type IdPrefix, idPattern } from "../core/id.ts";
+import { MAX } from "../kernel/limits.ts";
 import { STATUS, SUCCESS } from "./responses.ts";
 
 /** Tags in the order in which Swagger shows them. */
@@ -28,7 +29,7 @@ export const SECURITY_SCHEMES = {
     type: "http",
     scheme: "bearer",
     description:
-      "An access token. On the gateway's machine `tollgate token --tenant acme --user me` " +
+      "An access token. On the gateway's machine, with its `--data-dir` or `DATABASE_URL`, `tollgate token --tenant acme --user me` " +
       "prints one, in a container `docker compose exec gateway tollgate token --tenant acme --user me`. A gateway with " +
       "`TOLLGATE_OIDC_ISSUER` takes the tokens of that issuer instead.",
   },
@@ -99,7 +100,8 @@ export interface OperationDoc {
 }
 
 interface FaultAnswerDoc {
-  readonly description: string;
+  /** What is said of the fault in general when omitted. */
+  readonly description?: string;
   /** A body that says more than an Error; the response may have either. */
   readonly schema?: TSchema;
   /** An example of that body, or else the Error's message. */
@@ -141,11 +143,26 @@ function operationOf(doc: OperationDoc) {
     responses: Object.fromEntries([
       success(doc.response),
       ...[...new Set([...doc.errors, ...errorsOf(doc.open ? null : security)])].map((kind) =>
-        failure(kind, doc.answers?.[kind]),
+        failure(kind, doc.answers?.[kind] ?? { example: exampleFor(kind, doc) }),
       ),
     ]),
   };
 }
+
+/** The message of a fault where it depends on the operation. */
+function exampleFor(kind: FaultKind, { tag, body, query = {} }: OperationDoc): string | undefined {
+  if (kind === "not_found") return MISSING[[tag].flat()[0] ?? "Agents"];
+  if (kind !== "invalid_request") return;
+  if (body === undefined) return "limit" in query ? "limit: must be an integer" : undefined;
+  const required: readonly string[] = body.schema?.["required"] ?? [];
+  return required.length === 0 ? "body: must be a JSON object" : `${required.join(", ")}: required`;
+}
+
+const MISSING: Partial<Record<Tag, string>> = {
+  Credentials: "no such credential",
+  Invocations: "no such invocation",
+  Settlement: "no settlement configuration",
+};
 
 /** The faults that every operation with this authentication may answer. */
 function errorsOf(security: keyof typeof SECURITY_SCHEMES | null): readonly FaultKind[] {
@@ -265,14 +282,17 @@ const FAILURES: Readonly<Record<FaultKind, FaultDoc>> = {
   not_found: { description: "The caller's tenant has no such resource.", example: "no such agent" },
   method_not_allowed: {
     description: "Method not allowed; `Allow` names those of the path.",
-    example: "method not allowed (use GET, PATCH)",
+    example: methodNotAllowed(["POST"], " for the agent's protocol").message,
     headers: { Allow: "The methods of this path." },
   },
   conflict: {
     description: "The request conflicts with the current state.",
     example: "name: already in use",
   },
-  payload_too_large: { description: "The body is too large.", example: "body: larger than 1048576 bytes" },
+  payload_too_large: {
+    description: "The body is too large.",
+    example: `body: larger than ${MAX.managementBodyBytes} bytes`,
+  },
   agent_not_invocable: {
     description: "The agent is inactive, suspended, or has no `upstream_url`; or the call is a loop, by its `Via`.",
     example: "the agent is suspended",

@@ -57,9 +57,9 @@ const REQUESTS = {
   // Each holds up to a mebibyte that is not counted yet.
   bodiesWaiting: count(32, "process", "503", "bodies that wait for memory"),
   // The runtime parses what has come of all of them in one turn of the event loop.
-  chunkedBodies: count(32, "process", "waits, then 503", "bodies in chunks that are arriving"),
-  chunkedBodiesWaiting: count(128, "process", "503", "bodies in chunks that wait to be received"),
-  chunkedWaiting: count(128, "process", "503, and closed", "requests with bodies in chunks that wait to begin"),
+  chunkedBodies: count(32, "process", "waits, then 503", "chunked bodies that are arriving"),
+  chunkedBodiesWaiting: count(128, "process", "503", "chunked bodies that wait to be received"),
+  chunkedWaiting: count(128, "process", "503, and closed", "requests with chunked bodies that wait to begin"),
   bodiesInOnePiece: count(8_192, "process", "503", "bodies of at most 64 KiB that are still arriving"),
   // A body of short texts takes a hundred times its bytes, with garbage not collected yet (measured).
   largeBodies: count(2, "process", "waits, then 503", "bodies above 16 KiB that are being read, except those of calls"),

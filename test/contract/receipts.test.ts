@@ -289,7 +289,7 @@ contract((at) => {
       const text = (part: readonly string[]) => part.map((line) => `${line}\n`).join("");
       const whole = await verify(text(lines));
       expect(whole).toMatchObject({ code: 0, stderr: "" });
-      expect(whole.stdout).toContain("6 receipts hold");
+      expect(whole.stdout).toContain("6 receipts are valid");
       expect((await verify(lines[3] ?? "")).code).toBe(0);
 
       const file = join(mkdtempSync(join(temporaryRoot(), "jwks-")), "jwks.json");
@@ -303,7 +303,7 @@ contract((at) => {
         [text([second, first]), "line 2"],
         [text([...lines, first]), "line 7"],
         [text([changed, second]), "line 1"],
-        ["", "empty"],
+        ["", "there are no receipts"],
       ];
       for (const [content, names] of broken) {
         const found = await verify(content);

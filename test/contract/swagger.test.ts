@@ -202,8 +202,8 @@ const LINE_OF_3000 = Buffer.from(
 /** Runs in the browser: counts the URLs of bytes. */
 const COUNT_OBJECT_URLS = `(() => {
   const { createObjectURL, revokeObjectURL } = URL;
-  globalThis.objectUrls = { made: 0, revoked: 0 };
-  URL.createObjectURL = (bytes) => { objectUrls.made++; return createObjectURL.call(URL, bytes); };
+  globalThis.objectUrls = { made: [], revoked: 0 };
+  URL.createObjectURL = (bytes) => { objectUrls.made.push(bytes.type); return createObjectURL.call(URL, bytes); };
   URL.revokeObjectURL = (url) => { objectUrls.revoked++; revokeObjectURL.call(URL, url); };
 })()`;
 
@@ -540,11 +540,18 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
       ["image/png", LINE_OF_3000, "(image/png, 70 bytes)", "response.png", [width, 3_000]],
       ["audio/wav", SECOND_OF_SILENCE, "(audio/wav, 8,044 bytes)", "response.wav", [duration, 1]],
       ["application/octet-stream", bytes, "(application/octet-stream, 256 bytes)", "response.bin", null],
+      ["application/vnd.android.package-archive", bytes, "package-archive, 256 bytes)", "response.bin", null],
+      ["multipart/x-mixed-replace; boundary=x", bytes, "boundary=x, 256 bytes)", "response.bin", null],
+      ["image/svg", bytes, "(image/svg, 256 bytes)", "response.bin", null],
       ["", bytes.subarray(0, 1), "(no content type, 1 byte)", "response.bin", null],
     ];
     const scripted = `<svg xmlns="http://www.w3.org/2000/svg" width="40" onload="fetch('/ran')"><script>fetch("/ran")</script></svg>`;
+    const ATTACK = "<script>fetch('/ran')</script>";
+    const asFile = { "content-type": "text/html", "content-disposition": "attachment; filename=attachment.exe" };
     const others = {
-      attachment: [LINE_OF_3000, { "content-type": "image/png", "content-disposition": "attachment; filename=a.png" }],
+      attachment: [ATTACK, asFile],
+      transfer: [ATTACK, { "content-type": "text/plain", "content-description": "File Transfer" }],
+      named: [LINE_OF_3000, { ...asFile, "content-type": "image/png" }],
       drawing: [scripted, { "content-type": "image/svg+xml" }],
       nothing: ["", { "content-type": "image/png" }],
       words: ["plain words", { "content-type": "application/octet-stream" }],
@@ -598,18 +605,20 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     }
     await page.setViewportSize(DESK);
     await streamed.getByRole("button", { name: "Clear" }).click();
-    const counts = { made: files.length, revoked: files.length };
+    const FILE = "application/octet-stream";
+    const made = ["image/png", "audio/wav", FILE, FILE, FILE, FILE, FILE];
+    const counts = { made, revoked: files.length };
     await until(async () => Bun.deepEquals(await page.evaluate("objectUrls"), counts));
 
     expect(await getOther("drawing")).toContain(scripted);
-    await until(async () => (await page.evaluate<number>(width)) === 40);
+    expect(await live.locator("img").count()).toBe(0);
     expect(await getOther("nothing")).not.toContain("Response body");
     expect(await getOther("words")).toContain("plain words");
-    // The drawing has no URL at which its script would run with the origin of the page.
+    for (const name of ["attachment", "transfer"] as const) expect(await getOther(name)).toContain(ATTACK);
+    // No text has a URL at which its script would run with the origin of the page.
     expect(await page.evaluate<object>("objectUrls")).toEqual(counts);
-    await getOther("attachment");
-    expect(await live.locator("img").count()).toBe(0);
-    expect(await download()).toEqual({ file: "a.png", body: new Uint8Array(LINE_OF_3000) });
+    await getOther("named");
+    expect(await download()).toEqual({ file: "response.png", body: new Uint8Array(LINE_OF_3000) });
     expect([agent.calls(), asked.includes("/ran"), strays, complaints]).toEqual([answers.length, false, [], []]);
     await closeAll(page);
   });
@@ -829,6 +838,64 @@ describe("the document of the binary", () => {
       expect.arrayContaining(["createAgent", "listAgents", "getAgent", "callAgent", "settlePayment"]),
     );
     expect(document.components.securitySchemes["bearer"]?.scheme).toBe("bearer");
+  });
+
+  test("gives for errors what the gateway answers to that operation", async () => {
+    const token = await gateway.token({ tenant: "refused", user: "alice" });
+    const ask = (method: string, path: string, body?: string, more = {}) =>
+      fetch(gateway.url + path, {
+        ...{ method: method.toUpperCase(), body: body ?? null },
+        headers: { authorization: `Bearer ${token}`, "content-type": "application/json", ...more },
+      });
+    const pricing = { amount: "10000", asset: "USDC", network: "base", pay_to: `0x${"11".repeat(20)}` };
+    const agent = async (fields: object) =>
+      (await (await ask("post", "/v1/agents", JSON.stringify(fields))).json()) as { id: string };
+    const upstream_url = "https://nothing.invalid/";
+    const { id } = await agent({ name: "plain", upstream_url });
+    const { id: priced } = await agent({ name: "priced", upstream_url, pricing });
+    const key = { "idempotency-key": "one" };
+    const called = await ask("post", `/v1/proxy/${id}`, "1", { ...key, prefer: "wait=10" });
+    const { invocation_id } = (await called.json()) as { invocation_id: string };
+    const none = (prefix: string) => `${prefix}_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f`;
+    const asked: [method: string, path: string, at: string, body?: string, more?: object][] = [
+      ["get", "/v1/credentials/{id}", none("cred")],
+      ["delete", "/v1/credentials/{id}", none("cred")],
+      ["get", "/v1/agents/{id}", none("agt")],
+      ["get", "/v1/invocations/{id}", none("inv")],
+      ["get", "/v1/proxy/{id}/invocations/{inv_id}", `${id} ${none("inv")}`],
+      ["get", "/v1/settlement/config", ""],
+      ["get", "/v1/invocations?limit=x", ""],
+      ["post", "/v1/agents", "", "{}"],
+      ["post", "/v1/credentials", "", "{}"],
+      ["put", "/v1/policy", "", "{}"],
+      ["post", "/v1/policy/evaluate", "", "{}"],
+      ["patch", "/v1/agents/{id}", id, "[]"],
+      ["post", "/v1/proxy/{id}", id, "2", key],
+      ["post", "/v1/proxy/{id}", id, "x".repeat(32 * 1024 ** 2 + 1)],
+      ["post", "/v1/proxy/{id}", id, "2", { "x-payment": "a", "payment-signature": "a" }],
+      ["post", "/v1/proxy/{id}/invocations/{inv_id}/cancel", `${id} ${invocation_id}`],
+      ["get", "/v1/proxy/{id}/stream", id],
+      ["post", "/v1/proxy/{id}/stream", priced, "2"],
+    ];
+    const wrong: unknown[] = [];
+    for (const [method, path, ids, body, more] of asked) {
+      const left = ids.split(" ");
+      const response = await ask(
+        method,
+        path.replaceAll(/\{\w+\}/g, () => left.shift() ?? ""),
+        body,
+        more,
+      );
+      const content = document.paths[path.replace(/\?.*/, "")]?.[method]?.responses[response.status]?.content;
+      const { example, examples = {} } = content?.["application/json"] ?? {};
+      const [first] = Object.values(examples as Record<string, { value: unknown }>);
+      const { error } = (await response.json()) as { error: string };
+      const said = (example ?? first?.value) as { error: string } | undefined;
+      if (said?.error !== error) wrong.push([method, path, response.status, error, said?.error]);
+    }
+    expect(wrong).toEqual([]);
+    const text = JSON.stringify(document.paths["/v1/credentials/{id}"]);
+    expect([text.includes("already in use"), text.includes("in use by")]).toEqual([false, true]);
   });
 
   test("describes every field of every schema, every parameter and every header", () => {

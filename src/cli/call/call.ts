@@ -92,6 +92,7 @@ async function readRun(line: CommandLine): Promise<CallRun> {
     headers: { "idempotency-key": `call-${crypto.randomUUID()}`, ...contentType(data) },
     ...{ data, streams: flags.has("stream"), waitMs, maxPrice, payerKey },
     ...{ path: "", invocation: null, payment: null, isSent: false, isInDoubt: false },
+    output: { decoder: new TextDecoder(), last: undefined, isCut: false },
   };
 }
 
@@ -217,7 +218,8 @@ async function polled(run: CallRun, what: string, isJson: boolean): Promise<obje
 /** Prints the response that the gateway has kept. @throws RunEnd unless the call succeeded and its response is whole */
 async function showEnd(run: CallRun, view: CallView, isJson = false): Promise<void> {
   const body = view.response_body_b64;
-  if (!isJson) await print(Buffer.from(body ?? "", "base64"), true);
+  if (!isJson) await print(run, Buffer.from(body ?? "", "base64"));
+  await endLine(run);
   if (view.status !== "succeeded") throw whyFailed(run, view);
   if (body === undefined && run.streams)
     throw cutShort(run, view, `the response of ${run.invocation} was lost with the connection`);
@@ -236,7 +238,7 @@ async function showEnd(run: CallRun, view: CallView, isJson = false): Promise<vo
 async function streamed(run: CallRun, isMcp: boolean, what: string): Promise<undefined> {
   const path = `${run.path}/stream`;
   const session = isMcp ? await openSession(run, path) : {};
-  const { status, stream = null } = await withProgress(what, () => sendCall(run, path, session));
+  const { status, headers, stream = null } = await withProgress(what, () => sendCall(run, path, session));
   const isFailed = status >= 400;
   /** The start of an answer that is not known yet to be the agent's. */
   let held: Uint8Array | null = null;
@@ -244,18 +246,27 @@ async function streamed(run: CallRun, isMcp: boolean, what: string): Promise<und
   try {
     const limits = { maxBytes: Number.POSITIVE_INFINITY };
     if (!isFailed) {
-      if (stream !== null) for await (const piece of bodyChunks(stream, limits)) await print(piece);
+      if (stream !== null) for await (const piece of bodyChunks(stream, limits)) await print(run, piece);
+      await endLine(run);
+      // What a facilitator collected would stand in the header.
+      if (run.payment !== null && !headers.has("x-payment-response")) await noteUncollected(run);
       return;
     }
     const end = AbortSignal.timeout(5000);
     held = stream && (await startOf(bodyChunks(stream, { ...limits, signal: end }), end));
   } catch (error) {
+    await endLine(run);
     problem = `the response of ${run.invocation} ended early: ${outboundError(error).message}`;
   } finally {
     const end = { method: "DELETE", path, headers: session, signal: AbortSignal.timeout(5000) } as const;
     if ("mcp-session-id" in session) await ask(run.access, end).catch(() => {});
   }
   await endOfStream(run, status, held, problem);
+}
+
+async function noteUncollected(run: CallRun): Promise<void> {
+  const view = await askForEnd(run, 5).catch(() => null);
+  if (view !== null) tellUncollected(run, view);
 }
 
 /** @throws RunEnd unless the call was taken before, and succeeded */
@@ -265,7 +276,8 @@ async function endOfStream(run: CallRun, status: number, held: Uint8Array | null
   const view = isRepeated ? await awaitEnd(run) : await askForEnd(run, 5).catch(() => null);
   const isOfAgent = held !== null && view?.upstream_status === status;
   if (isRepeated && view !== null && !isOfAgent) return showEnd(run, view);
-  if (held !== null && isOfAgent) await print(held);
+  if (held !== null && isOfAgent) await print(run, held);
+  await endLine(run);
   const told = held === null || isOfAgent ? problem : `${problem} ${Buffer.from(held)}`;
   // An answer that is not the agent's is no response that ended early.
   throw cutShort(run, held === null || view?.status === "failed" ? view : null, told);
@@ -307,10 +319,31 @@ async function openSession({ access, data }: CallRun, path: string): Promise<Rec
   return { ...headers, ...session };
 }
 
-/** Writes to standard output. A response that ends without a line feed gets one on a terminal, before the prompt. */
-async function print(bytes: Uint8Array, isWhole = false): Promise<void> {
-  const lacksEnd = isWhole && process.stdout.isTTY && bytes.length > 0 && bytes.at(-1) !== 0x0a;
+const CONTROL_CHARACTER = /[^\P{Cc}\s]/u;
+
+/** Writes to standard output. A terminal would obey control characters of an agent, and gets nothing from them on. */
+async function print({ output, invocation }: CallRun, bytes: Uint8Array): Promise<void> {
+  if (output.isCut || bytes.length === 0) return;
+  if (process.stdout.isTTY && CONTROL_CHARACTER.test(output.decoder.decode(bytes, { stream: true }))) {
+    output.isCut = true;
+    tell(
+      `note: the response of ${invocation} has control characters and is not shown on a terminal: send it to a file (> FILE)`,
+    );
+    return;
+  }
+  output.last = bytes.at(-1);
+  await written(bytes);
+}
+
+/** Gives a response that ends without a line feed one on a terminal, before the prompt. */
+async function endLine({ output }: CallRun): Promise<void> {
+  if (!process.stdout.isTTY || output.last === undefined || output.last === 0x0a) return;
+  output.last = 0x0a;
+  await written(Buffer.from("\n"));
+}
+
+function written(bytes: Uint8Array): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
-  process.stdout.write(lacksEnd ? Buffer.concat([bytes, Buffer.from("\n")]) : bytes, () => resolve());
-  await promise;
+  process.stdout.write(bytes, () => resolve());
+  return promise;
 }

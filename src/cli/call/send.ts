@@ -57,6 +57,8 @@ export interface CallRun {
   isSent: boolean;
   /** Whether a request may have arrived whose answer is not known. */
   isInDoubt: boolean;
+  /** What has been printed of the response: its last byte, and whether the rest is kept from a terminal. */
+  readonly output: { readonly decoder: TextDecoder; last: number | undefined; isCut: boolean };
 }
 
 /** A gateway chooses parts of what is told, and may choose long ones. */
@@ -203,7 +205,9 @@ async function sign(run: CallRun, challenge: unknown): Promise<void> {
   const asked = `${price} USDC on ${network.title} to ${terms.payTo}`;
   if (terms.maxAmountRequired > run.maxPrice || run.payerKey === null) {
     const limit = run.payerKey === null ? "there is no key to pay with" : `--max-price is ${usdc(run.maxPrice)}`;
-    const hint = `nothing was paid; to pay, add --payer-key-file FILE --max-price ${price}`;
+    const way =
+      run.payerKey === null ? `add --payer-key-file FILE --max-price ${price}` : `raise --max-price to ${price}`;
+    const hint = `nothing was paid; to pay, ${way}`;
     throw new RunEnd("refused", `the call costs ${asked}, and ${limit}: ${hint}`);
   }
   const payer = accountOf(run.payerKey);

@@ -213,9 +213,9 @@ function base(url: string): string {
 }
 
 async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[]> {
-  const { name } = group.network;
   const unseen = "run `tollgate account list` at the facilitator to see whether the tenant has an account";
-  return findings(named(group), await facilitatorProblems(group, outbound), `it answers and knows ${name}; ${unseen}`);
+  const good = `it answers and supports ${group.network.name}; ${unseen}`;
+  return findings(named(group), await facilitatorProblems(group, outbound), good);
 }
 
 /** Asks a facilitator as a settlement would, and judges its answer and the certificates of both sides. */

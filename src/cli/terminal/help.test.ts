@@ -41,11 +41,12 @@ test("a word that is no topic is looked for in the manual", async () => {
   for (const [wanted, page, heading] of [
     ["x402", "payments", "Pay for a call"],
     ["rate limit", "api", "Rate limits"],
+    ["how do I pay", "payments", "Pay for a call"],
     ["error_class", "api", "Failed calls"],
   ] as const) {
     const text = await searchHelp(wanted, COMMANDS);
     expect(text).toStartWith(
-      `${wanted} is neither a command nor a topic; these parts of the manual tell of it (tollgate help `,
+      `${wanted} is neither a command nor a topic; these sections mention it; read the first with tollgate help `,
     );
     expect(text).toMatch(new RegExp(`^  ${page} +${heading}$`, "m"));
     expect(text.split("\n").length).toBeLessThan(12);

@@ -137,8 +137,7 @@ export async function searchHelp(wanted: string, commands: Commands): Promise<st
   }
   const width = Math.max(...found.map(([page]) => page.length));
   const rows = found.map(([page, heading]) => `  ${page.padEnd(width)}  ${heading}\n`);
-  const example = `tollgate help ${found[0]?.[0]}`;
-  return `${isNone}; these parts of the manual tell of it (${example} prints the first page):\n\n${rows.join("")}`;
+  return `${isNone}; these sections mention it; read the first with tollgate help ${found[0]?.[0]}:\n\n${rows.join("")}`;
 }
 
 /** A heading, or a row of the tables that the page on configuration has below these headings. */

@@ -65,6 +65,7 @@ const Protocol = Type.Union([Type.Literal("http"), Type.Literal("mcp")], {
 const Transport = nullable(
   Type.Literal("streamable_http", { description: "Required with protocol `mcp`, and null with `http`." }),
   "streamable_http",
+  { "x-expected": "streamable_http for protocol mcp, or null for http" },
 );
 
 const Metadata = Type.Unsafe<Record<string, unknown>>(
@@ -305,7 +306,8 @@ function checkAmount(field: string, amount: string): void {
 
 function checkTogether(agent: AgentFields): void {
   if (agent.protocol === "mcp") {
-    if (agent.mcp_transport === null) throw invalidField("mcp_transport", "required when protocol is mcp");
+    if (agent.mcp_transport === null)
+      throw invalidField("mcp_transport", "must be streamable_http when protocol is mcp");
     return;
   }
   if (agent.mcp_transport !== null) {

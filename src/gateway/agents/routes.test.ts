@@ -114,11 +114,11 @@ describe("changing an agent", () => {
   test("a change is judged by the combination that results", async () => {
     const agent = await made();
     const steps: [object, number, string?][] = [
-      [{ protocol: "mcp" }, 400, "mcp_transport: required when protocol is mcp"],
+      [{ protocol: "mcp" }, 400, "mcp_transport: must be streamable_http when protocol is mcp"],
       [{ mcp_transport: "streamable_http" }, 400, "mcp_transport: must be absent or null when protocol is http"],
       [{ pricing: { ...PRICING, tools: { t: "1" } } }, 400, "pricing.tools: only possible when protocol is mcp"],
       [{ ...MCP, pricing: { ...PRICING, tools: { t: "1" } } }, 200],
-      [{ mcp_transport: null }, 400, "mcp_transport: required when protocol is mcp"],
+      [{ mcp_transport: null }, 400, "mcp_transport: must be streamable_http when protocol is mcp"],
       [{ protocol: "http" }, 400, "mcp_transport: must be absent or null when protocol is http"],
       [{ protocol: "http", mcp_transport: null }, 400, "pricing.tools: only possible when protocol is mcp"],
       [{ protocol: "http", mcp_transport: null, pricing: PRICING }, 200],
@@ -357,13 +357,21 @@ describe("creating an agent", () => {
     ["a credential of no form", fresh({ credential_ref: "\0" }), "credential_ref: names no credential of this tenant"],
     ["a protocol of its own", fresh({ protocol: "ftp" }), "protocol: must be http or mcp"],
     ["a null protocol", fresh({ protocol: null }), "protocol: must be http or mcp"],
-    ["mcp without a transport", fresh({ protocol: "mcp" }), "mcp_transport: required when protocol is mcp"],
+    [
+      "mcp without a transport",
+      fresh({ protocol: "mcp" }),
+      "mcp_transport: must be streamable_http when protocol is mcp",
+    ],
     [
       "mcp with a null transport",
       fresh({ protocol: "mcp", mcp_transport: null }),
-      "mcp_transport: required when protocol is mcp",
+      "mcp_transport: must be streamable_http when protocol is mcp",
     ],
-    ["another transport", fresh({ ...MCP, mcp_transport: "sse" }), "mcp_transport: must be streamable_http or null"],
+    [
+      "another transport",
+      fresh({ ...MCP, mcp_transport: "sse" }),
+      "mcp_transport: must be streamable_http for protocol mcp, or null for http",
+    ],
     [
       "a transport with http",
       fresh({ mcp_transport: "streamable_http" }),

@@ -88,6 +88,11 @@ const rotate = operation({
     example: { ...EXAMPLE, masked_hint: "…m2Rt", version: 2 },
   },
   errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
+  answers: {
+    conflict: {
+      example: 'allowed_hosts: must include the host of the agent "weather" (agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f)',
+    },
+  },
 });
 
 const remove = operation({
@@ -97,6 +102,9 @@ const remove = operation({
   path: credentialId,
   response: { status: "empty", description: "The credential is deleted, and its name is free." },
   errors: ["forbidden", "not_found", "conflict"],
+  answers: {
+    conflict: { example: 'the credential is in use by the agent "weather" (agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f)' },
+  },
 });
 
 const readCreate = bodyReader(CredentialCreate, { resource: Credential });

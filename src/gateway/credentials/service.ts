@@ -70,7 +70,7 @@ export function secretIdentity(tenant: string, id: string, version: number): str
 }
 
 /** The message for a field that would send a credential to a host which is not allowed. */
-export const NOT_ALLOWED = "the credential's allowed_hosts do not hold the host of this agent or facilitator";
+export const NOT_ALLOWED = "the credential's allowed_hosts do not include the host of this agent or facilitator";
 
 async function requireRow(reader: Reader, tenant: string, id: string): Promise<CredentialRow> {
   const row = await findRow(reader, tenant, id);

@@ -71,6 +71,7 @@ describe("the root", () => {
   test("shows the command that mints a token only where that token is accepted", async () => {
     const page = async (hasLocalIssuer: boolean) => (await ask(edgeOf({ hasLocalIssuer }), { accept: BROWSER })).text();
     expect(await page(true)).toContain("<code>tollgate token --tenant acme --user me</code>");
+    expect(await page(true)).toContain("the gateway's <code>--data-dir</code> or <code>DATABASE_URL</code>:");
     expect(await page(false)).not.toContain("tollgate token");
     expect(await page(false)).toContain("identity provider");
   });
@@ -78,7 +79,7 @@ describe("the root", () => {
   test("shows the command in the words of a clone where the gateway runs from its source", async () => {
     const page = await (await ask(edgeOf({ isBinary: false }), { accept: BROWSER })).text();
     expect(page).toContain(`<code>npx --yes bun@${Bun.version} src/main.ts token --tenant acme --user me</code>`);
-    expect(page).toContain("Run this where the gateway runs, in the folder of the clone:");
+    expect(page).toContain("Run this where the gateway runs, in the folder of the clone,\n");
   });
 
   test("runs no script but the manual's copy button, loads nothing from elsewhere, and is bound to that", async () => {

@@ -96,7 +96,8 @@ export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBina
 const localToken = (
   program: string,
   folder: string,
-) => `<p>Every request to <code>/v1</code> needs a token. Run this where the gateway runs${folder}:</p>
+) => `<p>Every request to <code>/v1</code> needs a token. Run this where the gateway runs${folder},
+      with the gateway's <code>--data-dir</code> or <code>DATABASE_URL</code>:</p>
       <div class="code"><pre tabindex="0"><code>${program} token --tenant acme --user me</code></pre></div>
       <p>Paste the token that it prints into <strong>Authorize</strong> in Swagger, or send it as
       <code>Authorization: Bearer …</code>. <a href="docs/start">First call</a> goes on from here, step by step.</p>`;

@@ -4,14 +4,20 @@
 const WORDS = /[\p{L}\p{N}]+/gu;
 /** `snake_case`, `kebab-case` and `--flags` of several words. */
 const COMPOUNDS = /[\p{L}\p{N}]+(?:[_-][\p{L}\p{N}]+)+/gu;
-/** Shorter words are other words when a letter is wrong: "port", "post". */
-const FUZZY_LETTERS_MIN = 6;
+/** How many letters of a word may be wrong, or which part of them. A shorter word is another word then: "CA", "SSO". */
+const wrongLetters = (word) => (word.length < 6 ? Number(word.length > 3) : 0.2);
+
+/** The word, or the same letters with two neighbours swapped. */
+const swapped = (word) => ({
+  ...{ combineWith: "OR", fuzzy: false, prefix: false },
+  queries: Array.from(word.slice(1), (letter, at) => word.slice(0, at) + letter + word[at] + word.slice(at + 2)),
+});
 
 /** Of a question, such as "how do I get paid" or "my token was lost". "Without" is none: it turns a question round. */
 const SMALL = new Set(
   (
     "a an and are at be been but by can can't did do does don't example for forgot from get happens has have how i is it me my of on " +
-    "or our show that the there this to was we were what when where which who why with you your"
+    "or our s show that the there this to was we were what when where which who why with you your"
   ).split(" "),
 );
 
@@ -85,13 +91,20 @@ export function find(index, wanted) {
   const words = wanted.split(/\s+/).filter((word) => wordsOf(word).length > 0);
   const queries = wantedOf(words, isNameOrSmall).map(wordQuery);
   const joined = wantedOf(words).length > 1 ? [{ queries: [nameOf(wanted)], boost: PHRASE_BOOST }] : [];
-  const fuzzy = { fuzzy: (term) => term.length >= FUZZY_LETTERS_MIN && 0.2, maxFuzzy: 2 };
-  const all = { combineWith: "OR", queries: [...joined, { combineWith: "AND", queries }] };
+  // A word that a page has, or begins with, is not mistyped: "port" is not "post".
+  const isUnknown = (term) => index.search(term).length === 0;
+  const fuzzy = { fuzzy: (term) => isUnknown(term) && wrongLetters(term), maxFuzzy: 2 };
+  const respelt = queries.map((query) =>
+    typeof query === "string" && query.length > 3 && isUnknown(query)
+      ? { combineWith: "OR", queries: [query, swapped(query)] }
+      : query,
+  );
+  const all = (each) => ({ combineWith: "OR", queries: [...joined, { combineWith: "AND", queries: each }] });
   const any = { combineWith: "OR", queries };
   for (const [query, options] of [
-    [all, {}],
-    [all, fuzzy],
-    [any, fuzzy],
+    [all(queries), {}],
+    [all(respelt), fuzzy],
+    [{ combineWith: "OR", queries: respelt }, fuzzy],
   ]) {
     const found = index.search(query, options);
     const named = [wordsOf, nameOf].flatMap((spelt) =>

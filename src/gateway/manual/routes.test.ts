@@ -223,6 +223,10 @@ describe("the search of the manual", () => {
     expect(first("retenton")).toBe("operations#retention");
     expect(first("reorganistions")).toBe("facilitator#reorganisations");
     expect(first("shutd")).toBe("operations#shutdown");
+    expect(["tokn", "tokne", "how do I get a tokn"].map(first)).toEqual(Array(3).fill(first("token")));
+    expect(["polciy", "plicy", "poliyc"].map(first)).toEqual(Array(3).fill(first("policy")));
+    expect(first("agnet")).toBe(first("agent"));
+    expect(first("backpu")).toBe(first("backup"));
   });
 
   test.each([
@@ -264,7 +268,7 @@ describe("the search of the manual", () => {
     ["health check", "operations#health"],
     ["api key", "api#credentials"],
     ["login", "start#a-token"],
-    ["refund", "api#what-a-paid-call-is-answered"],
+    ["refund", "api#responses-to-a-paid-call"],
     ["connection_refused", "api#failed-calls"],
   ])("shows for %p one of its first two results at %s", (words, id) => {
     const found = find(index, words).map(({ id }) => id);
@@ -291,7 +295,7 @@ describe("the search of the manual", () => {
     ["delete a tenant", "security#tenants"],
     ["timeout", "api#failed-calls"],
     ["retry", "api#idempotency-keys"],
-    ["refund", "api#what-a-paid-call-is-answered"],
+    ["refund", "api#responses-to-a-paid-call"],
     ["tollgate call", "configuration#calls-from-the-command-line"],
     ["exit code", "configuration#calls-from-the-command-line"],
     ["prometheus", "monitoring#metrics"],
@@ -329,7 +333,7 @@ describe("the search of the manual", () => {
     ["encryption", "security#secrets"],
     ["unauthorized", "troubleshooting#401-for-a-good-token"],
     ["too many requests", "troubleshooting#429"],
-    ["payment required", "api#what-a-paid-call-is-answered"],
+    ["payment required", "api#responses-to-a-paid-call"],
     ["list invocations", "api#history"],
     ["logging", "operations#log"],
     ["custom CA", "configuration#variables-of-both-services"],
@@ -342,7 +346,7 @@ describe("the search of the manual", () => {
     ["change upstream url", "api#agents"],
     ["multiple gateways", "replicas#several-gateways"],
     ["stop gateway", "operations#shutdown"],
-    ["payment declined", "api#what-a-paid-call-is-answered"],
+    ["payment declined", "api#responses-to-a-paid-call"],
     ["https certificate", "operations#tls"],
     ["double charge", "api#idempotency-keys"],
     ["response body base64", "start#a-call"],
@@ -373,8 +377,8 @@ describe("the search of the manual", () => {
     ["release notes", "changelog"],
     ["who pays the gas", "facilitator#keys-and-gas"],
     ["out of gas", "facilitator#keys-and-gas"],
-    ["payment failed", "api#what-a-paid-call-is-answered"],
-    ["was I charged", "api#what-a-paid-call-is-answered"],
+    ["payment failed", "api#responses-to-a-paid-call"],
+    ["was I charged", "api#responses-to-a-paid-call"],
     ["insufficient funds", "troubleshooting#402-again-though-the-call-was-paid"],
     ["facilitator url", "payments#name-the-facilitator"],
     ["facilitator down", "troubleshooting#payments"],
@@ -441,6 +445,44 @@ describe("the search of the manual", () => {
     ["mainnet", "payments"],
     ["token expired", "troubleshooting#401-for-a-good-token"],
     ["localhost agent not allowed", "troubleshooting#400-for-localhost-or-a-private-address"],
+    ["webhok", "api#calls"],
+    ["add agent", "start#an-agent"],
+    ["where is my token printed", "start#a-token"],
+    ["remove agent", "api#agents"],
+    ["go client", "clients"],
+    ["chatgpt", "clients"],
+    ["image response", "start#a-call"],
+    ["node version", "install#from-source"],
+    ["payout address", "payments#set-a-price"],
+    ["how much does a call cost", "payments#set-a-price"],
+    ["which wallet do I need", "facilitator#keys-and-gas"],
+    ["how much did I earn", "payments#what-became-of-a-payment"],
+    ["earnings", "payments#what-became-of-a-payment"],
+    ["transaction hash", "payments#what-became-of-a-payment"],
+    ["faucet", "payments"],
+    ["coinbase facilitator", "api#payments"],
+    ["public facilitator", "api#payments"],
+    ["commission", "api#payments"],
+    ["how to use https", "operations#tls"],
+    ["put a domain name in front", "operations#tls"],
+    ["default data directory", "operations#data-directory"],
+    ["master.key permissions", "operations#data-directory"],
+    ["reset everything", "operations#data-directory"],
+    ["increase timeout", "configuration"],
+    ["how long are results kept", "operations#retention"],
+    ["second gateway on same machine", "growing"],
+    ["what's new", "changelog"],
+    ["sbom", "install#releases"],
+    ["offline install", "install#releases"],
+    ["verbose", "operations#log"],
+    ["who called my agent", "api#history"],
+    ["see request body", "api#history"],
+    ["test a policy", "api#policy"],
+    ["read only token", "security#scopes"],
+    ["encrypt database", "security#secrets"],
+    ["multi-tenancy", "security#tenants"],
+    ["list tenants", "security#tenants"],
+    ["proof of call", "receipts"],
   ])("shows for %p first %s", (words, id) => {
     expect(find(index, words)[0]?.id).toBe(id);
   });
@@ -459,7 +501,7 @@ describe("the search of the manual", () => {
   });
 
   test("finds nothing by a word that no page has", () => {
-    for (const words of ["webhook", "xyzzy", "--", "?"]) expect([words, find(index, words)]).toEqual([words, []]);
+    for (const words of ["telegram", "xyzzy", "--", "?"]) expect([words, find(index, words)]).toEqual([words, []]);
   });
 
   test("has further words only for sections that are there", () => {

@@ -362,11 +362,15 @@ const PLAYERS = new Map([
 ]);
 const playerOf = ({ type }) => PLAYERS.get(type.split("/")[0]);
 
-/** The extensions of common files: a list, so that no agent chooses the extension of a program. */
+/** The media type of a picture or sound that the page shows, and of anything else one that no browser runs. */
+const safeTypeOf = (bytes) => {
+  const [type] = bytes.type.split(";");
+  return playerOf(bytes) && /^[\w./+-]+$/.test(type) && !/svg|ml/.test(type) ? type : "application/octet-stream";
+};
+
+/** The extensions of common files: a list, so that no agent chooses the extension of a program. Others are `.bin`. */
 const EXTENSIONS = new Map([
-  ["", ".bin"],
   ["application/gzip", ".gz"],
-  ["application/octet-stream", ".bin"],
   ["application/pdf", ".pdf"],
   ["application/zip", ".zip"],
   ["audio/mpeg", ".mp3"],
@@ -384,10 +388,13 @@ const EXTENSIONS = new Map([
 const bytesViewer =
   ({ createElement: element, useEffect, useMemo }) =>
   ({ bytes }) => {
-    const src = useMemo(() => URL.createObjectURL(bytes), [bytes]);
+    const safe = useMemo(() => bytes.slice(0, bytes.size, safeTypeOf(bytes)), [bytes]);
+    // A document that somebody opens at this URL would have the origin of this page.
+    const src = useMemo(() => URL.createObjectURL(safe), [safe]);
     useEffect(() => () => URL.revokeObjectURL(src), [src]);
-    const [player, attributes] = playerOf(bytes) ?? [];
-    const download = `response${EXTENSIONS.get(bytes.type.split(";")[0]) ?? ""}`;
+    const [player, attributes] = playerOf(safe) ?? [];
+    // Where the name has no extension the browser adds one by the type, which may be that of a program.
+    const download = `response${EXTENSIONS.get(bytes.type.split(";")[0]) ?? ".bin"}`;
     const size = bytes.size.toLocaleString("en", { style: "unit", unit: "byte", unitDisplay: "long" });
     const link = element("a", { href: src, download }, "Download");
     return element(
@@ -399,38 +406,20 @@ const bytesViewer =
     );
   };
 
-/** Longer SVG would hold the page. */
-const DRAWN_LETTERS_MAX = 1_000_000;
-
-/**
- * The picture of SVG, which is shown as text too. No script runs in a picture. Where somebody opens the address of the picture, a
- * script of the agent has an origin of its own; at the URL of a Blob the script would have the origin of this page.
- */
-const drawingViewer = ({ createElement: element, memo }) =>
-  memo(({ text }) => {
-    const src = `data:image/svg+xml,${encodeURIComponent(text)}`;
-    return element("div", { className: "bytes" }, element("img", { ...PICTURE, src }));
-  });
-
-const isAttachment = ({ headers }) => /attachment/i.test(headers["content-disposition"]);
-
 /**
  * Components that show short JSON with highlights, and any other text as it came, cut where it is long. The buttons beside
- * it copy and download the whole. The library shows attachments, whose names it knows.
+ * it copy and download the whole. The library learns neither the headers nor the type of an agent's response, by which it would
+ * offer a file at a URL whose scripts have the origin of this page. SVG is text too: a short one can hold the page as a picture.
  */
 const plainWhereHeavy = {
   responseBody: (Body, { React }) => {
-    const { createElement: element, Fragment } = React;
-    const [Bytes, Drawing] = [bytesViewer(React), drawingViewer(React)];
+    const Bytes = bytesViewer(React);
     return (props) => {
       const { content, contentType = "" } = props;
       if (content.size === 0) return null;
-      if (isAttachment(props)) return element(Body, props);
-      if (content instanceof Blob) return element(Bytes, { bytes: content });
-      const isPlain = !(/json\b/i.test(contentType) && isLightJson(content));
-      const text = element(Body, isPlain ? { ...props, contentType: "" } : props);
-      const isDrawn = /^image\/svg\b/i.test(contentType) && content.length <= DRAWN_LETTERS_MAX;
-      return isDrawn ? element(Fragment, null, element(Drawing, { text: content }), text) : text;
+      if (content instanceof Blob) return React.createElement(Bytes, { bytes: content });
+      const isJson = /json\b/i.test(contentType) && isLightJson(content);
+      return React.createElement(Body, { ...props, headers: {}, contentType: isJson ? "application/json" : "" });
     };
   },
   SyntaxHighlighter: (Highlighter, { React, getComponent }) => {

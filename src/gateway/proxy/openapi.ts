@@ -61,6 +61,18 @@ const CALL_ERRORS = [
   "payment_required",
 ] as const;
 
+const CALL_ANSWERS = {
+  invalid_request: { example: "X-PAYMENT: can't be sent together with PAYMENT-SIGNATURE" },
+  payload_too_large: { example: `body: larger than ${MAX.bodyBytes} bytes` },
+};
+const challenged = (network: Network) => ({
+  description:
+    "Without a payment: the challenge, as version 1 in the body and as version 2 in the header. With a payment that could not be verified or settled: an Error.",
+  schema: paymentChallenge(network),
+  example: exampleChallenge(network),
+  headers: { "PAYMENT-REQUIRED": "The challenge in version 2, base64 of its JSON." },
+});
+
 export const proxyCall = (network: Network) =>
   operation({
     tag: "Proxy",
@@ -94,16 +106,14 @@ export const proxyCall = (network: Network) =>
       },
     },
     answers: {
-      payment_required: {
-        description:
-          "Without a payment: the challenge, as version 1 in the body and as version 2 in the header. With a payment that could not be verified or settled: an Error.",
-        schema: paymentChallenge(network),
-        example: exampleChallenge(network),
-        headers: { "PAYMENT-REQUIRED": "The challenge in version 2, base64 of its JSON." },
-      },
+      ...CALL_ANSWERS,
+      conflict: { example: "Idempotency-Key: already used with another body" },
+      payment_required: challenged(network),
     },
     errors: CALL_ERRORS,
   });
+
+const NO_INVOCATION = { not_found: { example: "no such invocation" } };
 
 export const poll = operation({
   tag: "Proxy",
@@ -113,6 +123,7 @@ export const poll = operation({
   headers: WAIT,
   response: { description: "The call as it stands.", schema: PollView, example: EXAMPLE_POLL },
   errors: ["not_found"],
+  answers: NO_INVOCATION,
 });
 
 export const cancel = operation({
@@ -127,6 +138,7 @@ export const cancel = operation({
     example: { ...EXAMPLE_POLL, status: "failed", error_class: "cancelled", upstream_status: null },
   },
   errors: ["not_found", "conflict"],
+  answers: { ...NO_INVOCATION, conflict: { example: "the invocation has already ended" } },
 });
 
 const INVOCATION = { "X-Service-Invocation-ID": "The invocation's ID, also on errors after the call was recorded." };
@@ -139,51 +151,54 @@ const SESSION = {
 };
 const event = (message: object) => `event: message\ndata: ${JSON.stringify(message)}\n\n`;
 
-export const streamCall = operation({
-  tag: "Proxy",
-  summary: "Stream a call",
-  description:
-    "Makes the call at once and passes on the upstream's status, headers and body as they arrive. A response that breaks " +
-    "off never ends cleanly; a caller that disconnects stops the upstream call. For an mcp agent the body is one JSON-RPC " +
-    "message or a batch. Messages that serve the connection (`initialize`, `ping`, `server/discover`, notifications, " +
-    "responses, every `*/list`, subscriptions, tasks, completion) are free and not judged; every other message is judged by itself, and the price is the sum. This is the URL to give to an MCP client.",
-  path: AGENT_ID,
-  headers: {
-    ...callHeaders(
-      "A call that was made with this key in the last 24 hours is not made again (409).",
-      "For a priced agent: an x402 version 1 payment, in base64. Sent again after a 503, it resumes the call.",
-      "An x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
-    ),
-    ...SESSION,
-  },
-  body: BODY,
-  response: {
-    description: "The upstream's response, whatever its status.",
-    mediaType: "*/*",
-    schema: BODY.schema,
-    examples: {
-      plain: { hello: "world" },
-      "an event stream": event({
-        jsonrpc: "2.0",
-        id: 1,
-        result: { content: [{ type: "text", text: "5" }] },
-      }),
-    },
+export const streamCall = (network: Network) =>
+  operation({
+    tag: "Proxy",
+    summary: "Stream a call",
+    description:
+      "Makes the call at once and passes on the upstream's status, headers and body as they arrive. A response that breaks " +
+      "off never ends cleanly; a caller that disconnects stops the upstream call. For an mcp agent the body is one JSON-RPC " +
+      "message or a batch. Messages that serve the connection (`initialize`, `ping`, `server/discover`, notifications, " +
+      "responses, every `*/list`, subscriptions, tasks, completion) are free and not judged; every other message is judged by itself, and the price is the sum. This is the URL to give to an MCP client.",
+    path: AGENT_ID,
     headers: {
-      ...INVOCATION,
-      ...SETTLED,
-      "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; absent if it does not.",
+      ...callHeaders(
+        "A call that was made with this key in the last 24 hours is not made again (409).",
+        "For a priced agent: an x402 version 1 payment, in base64. Sent again after a 503, it resumes the call.",
+        "An x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
+      ),
+      ...SESSION,
     },
-  },
-  answers: {
-    conflict: {
-      description: "A call with this key or payment has been made already.",
-      example: "this call has been made already",
-      headers: INVOCATION,
+    body: BODY,
+    response: {
+      description: "The upstream's response, whatever its status.",
+      mediaType: "*/*",
+      schema: BODY.schema,
+      examples: {
+        plain: { hello: "world" },
+        "an event stream": event({
+          jsonrpc: "2.0",
+          id: 1,
+          result: { content: [{ type: "text", text: "5" }] },
+        }),
+      },
+      headers: {
+        ...INVOCATION,
+        ...SETTLED,
+        "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; absent if it does not.",
+      },
     },
-  },
-  errors: [...CALL_ERRORS, "bad_gateway", "gateway_timeout"],
-});
+    answers: {
+      ...CALL_ANSWERS,
+      payment_required: challenged(network),
+      conflict: {
+        description: "A call with this key or payment has been made already.",
+        example: "this call has been made already",
+        headers: INVOCATION,
+      },
+    },
+    errors: [...CALL_ERRORS, "bad_gateway", "gateway_timeout"],
+  });
 
 const connection = (summary: string, description: string, answer: Pick<ResponseDoc, "mediaType" | "example">) =>
   operation({

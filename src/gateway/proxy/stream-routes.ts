@@ -14,6 +14,7 @@ import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, hashOf, judged, startOf } from "../../wire/body.ts";
 import { RPC_MESSAGES, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
 import { SESSION_HEADER } from "../../wire/mcp-headers.ts";
+import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
@@ -30,6 +31,7 @@ import { acceptedOf, otherPathFault, record, recordedFault, withId } from "./rec
 const METHODS = ["POST", "GET", "DELETE"];
 
 export interface StreamRoutesOptions {
+  readonly network: Network;
   readonly streams: Streams;
   /** The URL at which callers reach the gateway; null to go by the Host header of each request. */
   readonly publicUrl: string | null;
@@ -44,7 +46,7 @@ export function streamRoutes(options: StreamRoutesOptions) {
   return routes()
     .post("/v1/proxy/:id/stream", ({ request, params }) => handleCall(options, request, params.id), {
       parse: "none",
-      detail: streamCall,
+      detail: streamCall(options.network),
     })
     .get("/v1/proxy/:id/stream", ({ request, params }) => handleConnection(options, request, params.id, "GET"), {
       detail: listen,
