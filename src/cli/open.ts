@@ -164,7 +164,7 @@ export async function requireOwnDataDir(service: Service, location: DataLocation
 }
 
 /** As `requireOwnDataDir`, for a database of either kind. @throws StartupProblem also when a database server can't be used */
-export async function requireOwnDatabase(service: Service, location: DataLocation): Promise<void> {
+async function requireOwnDatabase(service: Service, location: DataLocation): Promise<void> {
   const { databaseUrl } = location;
   if (databaseUrl === null) return requireOwnDataDir(service, location);
   const database = await inspectPostgres(databaseUrl);
