@@ -35,12 +35,11 @@ export const SERVE: CliCommand = {
   about: "run the gateway or the facilitator",
   async run(line) {
     // An environment that names the mode is one that a service is to start in.
-    const isBare = line.command === "" && line.flags.size === 0 && line.problems.length === 0;
-    if (isBare && !processEnvironment["TOLLGATE_MODE"])
-      return (await import("./cli/terminal/help.ts")).shortHelp(COMMANDS);
-    // A misspelt flag may be the one that names the mode.
-    if (line.command === "" && line.problems.length > 0 && !processEnvironment["TOLLGATE_MODE"])
-      throw new Misuse(line.problems);
+    if (line.command === "" && !line.flags.has("mode") && !processEnvironment["TOLLGATE_MODE"]) {
+      // A misspelt flag may be the one that names the mode.
+      if (line.problems.length > 0) throw new Misuse(line.problems);
+      if (line.flags.size === 0) return (await import("./cli/terminal/help.ts")).shortHelp(COMMANDS);
+    }
     restartInCleanEnvironment(processEnvironment);
     const { config, log, located } = begin(line, "serve");
     const meters = await runService(config, log).catch((error) => {
