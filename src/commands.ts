@@ -165,7 +165,7 @@ to those of the configuration; a running facilitator needs no restart`,
     forms: [`[--yes] [--json] ${DATA}`],
     summary: "renew every key while gateways run",
     about: `renew every key while gateways run: the master key, the key of each tenant, and the keys that sign tokens and
-receipts; if a run is interrupted, the next run completes it (see tollgate help rotation). Backups from before need the old
+receipts; if a run is interrupted, the next run completes it (see tollgate help rotation). Earlier backups need the old
 master key, so keep a copy of master.key; on a terminal the command asks first`,
     run: async (line) => (await import("./cli/keys.ts")).rotateKeys(line),
   },

@@ -163,18 +163,15 @@ export async function requireOwnDataDir(service: Service, location: DataLocation
   if (isKeyed) requireAmong(["gateway"], service, location, `holds a ${MASTER_KEY_FILE}, so it is`);
 }
 
-/** As `requireOwnDataDir`, for a database of either kind. @throws StartupProblem also when a database server can't be used */
-async function requireOwnDatabase(service: Service, location: DataLocation): Promise<void> {
-  const { databaseUrl } = location;
-  if (databaseUrl === null) return requireOwnDataDir(service, location);
-  const database = await inspectPostgres(databaseUrl);
-  requireAmong(await within(MAX.storeMs, servicesOf(database)), service, location);
-}
-
 /** Opens the database of a service, which may be empty. @throws StartupProblem when it is that of the other service alone */
 export async function openStoreOf(service: Service, location: DataLocation, log: Log): Promise<Store> {
+  const { databaseUrl } = location;
   // Before the database is migrated, whose own service may be of an earlier version.
-  await requireOwnDatabase(service, location);
+  await requireOwnDataDir(service, location);
+  if (databaseUrl !== null) {
+    const used = await within(MAX.storeMs, servicesOf(await inspectPostgres(databaseUrl)));
+    requireAmong(used, service, location);
+  }
   return openStore({ ...location, log, clock: systemClock });
 }
 

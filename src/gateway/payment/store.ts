@@ -47,6 +47,9 @@ export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
   await tx.db.insert(tx.tables.payments).values(row);
 }
 
+/** No tenant has this name, so the settler gets its turn whatever tenants ask for. */
+const SETTLER = "";
+
 const nextTenant = preparedRow(({ db, tables: { payments: t } }) =>
   db
     .select({ tenant: t.tenant })
@@ -94,8 +97,7 @@ export const tenantsWithOpen = (reader: Reader, last: string) =>
  */
 export function facilitatorsWithOpen(reader: Reader, tenant: string, last: string, limit: number) {
   const next = (after: string) => nextFacilitator(reader, { tenant, after });
-  // No tenant has this name, so the settler gets its turn whatever tenants ask for.
-  return inStoreTurns("", async () => {
+  return inStoreTurns(SETTLER, async () => {
     const found: OpenFacilitator[] = [];
     for await (const each of around(last, next, ({ facilitator }) => facilitator)) {
       if (found.push(each) === limit) break;
@@ -116,7 +118,7 @@ export async function dueOf(reader: Reader, at: AtFacilitator, now: number, limi
   const { payments: t } = reader.tables;
   const isDue = and(isAt(t, at), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now));
   const due = () => reader.db.select().from(t).where(isDue).orderBy(t.next_attempt_at).limit(limit);
-  return (await inStoreTurns("", async () => due())).filter(isOpen);
+  return (await inStoreTurns(SETTLER, async () => due())).filter(isOpen);
 }
 
 /**
@@ -212,7 +214,7 @@ async function confirmingAfter(
   after: string,
   limit: number,
 ) {
-  const isNext = id === null ? gt(t.invocation_id, after) : eq(t.invocation_id, id);
+  const isNext = and(gt(t.invocation_id, after), id === null ? undefined : eq(t.invocation_id, id));
   return db
     .select({ payment: t, outbox: i.outbox })
     .from(t)

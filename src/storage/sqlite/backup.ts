@@ -151,7 +151,7 @@ export function replaceSqlite(draft: string, path: string, before: string): void
       undo.push(() => rmSync(before));
     }
     old?.lock();
-    // Only a database that SQLite can't read has such files now, or one that is missing.
+    // Such files are left only where SQLite can't read the database, or where the database is missing.
     for (const part of WORKING_FILES.filter((part) => existsSync(path + part))) {
       renameSync(path + part, before + part);
       undo.push(() => renameSync(before + part, path + part));
