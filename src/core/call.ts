@@ -10,10 +10,7 @@ export interface Caller {
 /** The scope that a caller needs to read captured bodies. */
 export const READ_BODY_SCOPE = "invocations:read_body";
 
-/**
- * The call as it was accepted: stored with the invocation until it has been made, so a later change of the agent does not
- * reach it. It survives JSON and a structured clone.
- */
+/** The call as it was accepted, whatever becomes of its agent; stored until it is made. It survives JSON and a structured clone. */
 export interface Call {
   readonly url: string;
   readonly protocol: Protocol;
@@ -27,10 +24,7 @@ export interface Call {
   readonly request_id: string;
 }
 
-/**
- * The end of a call, announced once it is durable to all that listen: waiters, the log and the metrics, and later webhooks.
- * The event repeats what the record says, without bodies and secrets.
- */
+/** The end of a call, announced once it is durable: what the record says, without bodies and secrets. */
 export interface CallEnd {
   readonly tenant: string;
   readonly invocation_id: string;

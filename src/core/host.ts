@@ -63,12 +63,15 @@ function inAny(ranges: readonly AddressRange[], address: Address): boolean {
   return ranges.some((range) => contains(range, address));
 }
 
-function parseRanges(...texts: string[]): AddressRange[] {
-  return texts.map((text) => {
-    const range = parseRange(text);
-    if (range === null) throw new Error(`no range: ${text}`);
-    return range;
-  });
+/** @param lists with blanks between the ranges */
+function parseRanges(...lists: string[]): AddressRange[] {
+  return lists
+    .flatMap((list) => list.split(" "))
+    .map((text) => {
+      const range = parseRange(text);
+      if (range === null) throw new Error(`no range: ${text}`);
+      return range;
+    });
 }
 
 const MAPPED = parseRanges("::ffff:0:0/96");
@@ -77,7 +80,7 @@ const MAPPED = parseRanges("::ffff:0:0/96");
 const EMBEDDINGS = [
   { ranges: MAPPED, offset: 12 },
   // IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), NAT64 (RFC 6052).
-  { ranges: parseRanges("::/96", "::ffff:0:0:0/96", "64:ff9b::/96"), offset: 12 },
+  { ranges: parseRanges("::/96 ::ffff:0:0:0/96 64:ff9b::/96"), offset: 12 },
   // 6to4 (RFC 3056).
   { ranges: parseRanges("2002::/16"), offset: 2 },
 ];
@@ -192,33 +195,17 @@ export function hostRules({ allow = [], deny = [], own = () => [] }: WrittenRule
 
 /** Unspecified, private, loopback, link-local and multicast. */
 const LOCAL_V4 = parseRanges(
-  "0.0.0.0/8",
-  "10.0.0.0/8",
-  "127.0.0.0/8",
-  "169.254.0.0/16",
-  "172.16.0.0/12",
-  "192.168.0.0/16",
-  "224.0.0.0/4",
+  "0.0.0.0/8 10.0.0.0/8 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.168.0.0/16 224.0.0.0/4",
 );
-const LOCAL_V6 = parseRanges("::/128", "::1/128", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8");
+const LOCAL_V6 = parseRanges("::/128 ::1/128 fc00::/7 fe80::/10 fec0::/10 ff00::/8");
 
 /** Addresses that a stored URL may not name. The rule at dial time refuses more ranges. */
 const WRITTEN_REFUSED = [...LOCAL_V4, ...LOCAL_V6];
 
 /** The rest of IANA's special-purpose registry for IPv4, reserved space, and Azure's metadata address. */
 const SPECIAL_V4 = parseRanges(
-  "100.64.0.0/10",
-  "168.63.129.16/32",
-  "192.0.0.0/24",
-  "192.0.2.0/24",
-  "192.31.196.0/24",
-  "192.52.193.0/24",
-  "192.88.99.0/24",
-  "192.175.48.0/24",
-  "198.18.0.0/15",
-  "198.51.100.0/24",
-  "203.0.113.0/24",
-  "240.0.0.0/4",
+  "100.64.0.0/10 168.63.129.16/32 192.0.0.0/24 192.0.2.0/24 192.31.196.0/24 192.52.193.0/24 192.88.99.0/24",
+  "192.175.48.0/24 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4",
 );
 const DIAL_REFUSED_V4 = [...LOCAL_V4, ...SPECIAL_V4];
 
@@ -226,7 +213,7 @@ const DIAL_REFUSED_V4 = [...LOCAL_V4, ...SPECIAL_V4];
 const GLOBAL_V6 = parseRanges("2000::/3");
 
 /** The special-purpose parts of the global unicast space. 2001::/23 holds Teredo, benchmarking, ORCHID and more. */
-const DIAL_REFUSED_V6 = parseRanges("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20");
+const DIAL_REFUSED_V6 = parseRanges("2001::/23 2001:db8::/32 2002::/16 2620:4f:8000::/48 3fff::/20");
 
 function isGlobal(address: Address): boolean {
   if (address.length === 4) return !inAny(DIAL_REFUSED_V4, address);

@@ -14,10 +14,7 @@ let countedAt = -1;
 let countedAtText = "";
 let counter = 0;
 
-/**
- * A new ID whose time is `now` (milliseconds). IDs of one millisecond rise strictly. Those of the runtime do not: 256 of two
- * million were lower than the one before (Bun 1.4.5), since its counter has 12 bits.
- */
+/** IDs of one ms rise strictly. The runtime's do not: its counter has 12 bits (256 of two million were lower, Bun 1.4.5). */
 export function newId(prefix: IdPrefix, now: number): string {
   countAt(Math.trunc(now));
   const high = 0x7000 | (counter >>> COUNTER_LOW_BITS);

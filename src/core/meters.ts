@@ -12,16 +12,8 @@ export const PAYMENT_OUTCOMES = ["required", "refused", "crowded", "accepted"] a
  * `reorganised` once for each change of a record, and `refused` or `over_limit` for each request.
  */
 export const SETTLEMENT_OUTCOMES = [
-  "settled",
-  "declined",
-  "expired",
-  "given_up",
-  "unknown",
-  "unsent",
-  "failed",
-  "reorganised",
-  "refused",
-  "over_limit",
+  ...["settled", "declined", "expired", "given_up", "unknown", "unsent"],
+  ...["failed", "reorganised", "refused", "over_limit"],
 ] as const;
 
 export interface QueueSize {

@@ -3,18 +3,12 @@ import { resolve } from "node:path";
 import { version } from "../../package.json" with { type: "json" };
 import { errorCode } from "./fault.ts";
 
-/**
- * A problem that only the operator can remove. The command line prints its message without a stack and exits with status 2,
- * as for a wrong configuration.
- */
+/** A problem that only the operator can remove: its message is printed without a stack, and the exit status is 2. */
 export class StartupProblem extends Error {
   override readonly name = "StartupProblem";
 }
 
-/**
- * A problem that may pass by itself, such as an unreachable database. The process exits with status 1, and its process
- * manager should restart it.
- */
+/** A problem that may pass by itself, such as an unreachable database: after status 1 a process manager starts it again. */
 export class PassingStartupProblem extends StartupProblem {}
 
 /** A server can't listen on its address. The command line knows how the operator gave that address. */

@@ -17,32 +17,14 @@ export const INVOCATION_STATUSES = ["pending", "running", "succeeded", "failed"]
 export type InvocationStatus = (typeof INVOCATION_STATUSES)[number];
 
 export const ERROR_CLASSES = [
-  "timeout",
-  "upstream_5xx",
-  "upstream_4xx",
-  "ssrf_blocked",
-  "credential_error",
-  "cancelled",
-  "internal",
+  ...["timeout", "upstream_5xx", "upstream_4xx", "ssrf_blocked", "credential_error", "cancelled", "internal"],
 ] as const;
 export type ErrorClass = (typeof ERROR_CLASSES)[number];
 
-/**
- * Why the gateway has no whole answer of the upstream, as the caller may know it: our own words, with no address and no text of
- * the upstream. A call that its upstream answered has none, whatever the answer was.
- */
+/** Why the upstream gave no whole answer, in our own words: the caller may know no address and no text of the upstream. */
 export const ERROR_DETAILS = [
-  "connection_refused",
-  "connection_reset",
-  "connect_timeout",
-  "name_not_found",
-  "tls",
-  "host_blocked",
-  "credential_unresolved",
-  "credential_host",
-  "response_too_large",
-  "process_ended",
-  "no_answer_in_stream",
+  ...["connection_refused", "connection_reset", "connect_timeout", "name_not_found", "tls", "host_blocked"],
+  ...["credential_unresolved", "credential_host", "response_too_large", "process_ended", "no_answer_in_stream"],
   "deadline",
 ] as const;
 export type ErrorDetail = (typeof ERROR_DETAILS)[number];

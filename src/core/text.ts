@@ -37,10 +37,7 @@ export function printable(text: string): string {
   return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ");
 }
 
-/**
- * Escapes in JSON what `printable` would replace, except the line ends between the values, so that the text stands for the same
- * value.
- */
+/** Escapes in JSON what `printable` would replace, but not the line ends between values: the text keeps its value. */
 export function printableJson(json: string): string {
   if (/^[\n\x20-\x7e]*$/.test(json)) return json;
   const unit = (text: string, at: number) => `\\u${text.charCodeAt(at).toString(16).padStart(4, "0")}`;

@@ -29,10 +29,7 @@ export const HOUR_MS = 3_600_000;
 
 const RFC_3339 = /^(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+\- ])(\d\d):(\d\d))$/;
 
-/**
- * Milliseconds since the epoch, or null when the text is not an RFC 3339 date-time with a zone. A space before the offset is
- * read as a plus sign, which is what it was before the query string was decoded.
- */
+/** In ms since the epoch; null unless it is an RFC 3339 date-time with a zone. A blank before the offset was a plus in the query. */
 export function parseDateTime(text: string): number | null {
   const match = RFC_3339.exec(text);
   if (match === null) return null;

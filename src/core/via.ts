@@ -2,13 +2,11 @@
 // which all its replicas share, and so stops calls that loop back to it.
 
 const CHARACTERS_MAX = 4096;
-const PSEUDONYM_HEX = 16;
-
 const HEADER = "via";
 
 /** @param key a key of the deployment that is used for nothing else */
 export function pseudonymOf(key: Uint8Array): string {
-  return `tollgate-${Buffer.from(key).toString("hex").slice(0, PSEUDONYM_HEX)}`;
+  return `tollgate-${key.toHex().slice(0, 16)}`;
 }
 
 /** Why a call with these headers is refused; null when it is not. */
@@ -16,10 +14,8 @@ export function viaProblem(headers: Headers, pseudonym: string): string | null {
   const via = headers.get(HEADER);
   if (via === null) return null;
   if (via.length > CHARACTERS_MAX) return `has a Via of more than ${CHARACTERS_MAX} characters`;
-  const times = via
-    .toLowerCase()
-    .split(/[\s,]+/)
-    .filter((word) => word === pseudonym).length;
+  const words = via.toLowerCase().split(/[\s,]+/);
+  const times = words.filter((word) => word === pseudonym).length;
   return times > 3 ? `is a loop: it has passed this gateway ${times} times` : null;
 }
 
