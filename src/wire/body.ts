@@ -14,6 +14,7 @@ import { atOnceOrInTurn } from "../kernel/turns.ts";
  */
 export const PART_BYTES = 512 * 1024;
 
+type BodyParts = readonly Uint8Array[];
 export type CallBody = Uint8Array | LargeBody;
 
 /** Longer ones take turns where many come in one moment, since they would block the event loop together. */
@@ -27,9 +28,7 @@ export class LargeBody {
   /** In lower hex; null until the first use, by an idempotency key, a payment or a receipt. */
   sha256: string | null = null;
 
-  /**
-   * @param parts in order, each in memory that nothing else uses. Stored parts have PART_BYTES each, except the last of a body
-   */
+  /** @param parts each in memory that nothing else uses. Stored parts have PART_BYTES each, except the last of a body */
   constructor(parts: readonly Uint8Array[]) {
     this.byteLength = parts.reduce((sum, part) => sum + part.byteLength, 0);
     this.#keep(parts);
@@ -62,10 +61,7 @@ export class LargeBody {
 }
 
 /** Its output holds what it found in the body, and the body itself, in parts or in one piece. */
-export type BodyTask<T> = ComputeTask<
-  readonly Uint8Array[],
-  { readonly result: T; readonly parts: readonly Uint8Array[] }
->;
+export type BodyTask<T> = ComputeTask<BodyParts, { readonly result: T; readonly parts: BodyParts }>;
 
 /** A task that needs random access to a body, so it joins the parts. The body is in one piece afterwards. */
 export function wholeBodyTask<T>(name: string, judge: (bytes: Uint8Array) => T): BodyTask<T> {
@@ -82,9 +78,8 @@ export function wholeBodyTask<T>(name: string, judge: (bytes: Uint8Array) => T):
 }
 
 /**
- * Frees the memory of a piece that is no longer needed, unless it is a view of a larger buffer. May be called again. The garbage
- * collector would free it later, and memory that is new to the process costs more than a copy into it: 16 calls with 10 MiB in
- * both directions hold half as much memory thanks to this (measured).
+ * Frees a piece, unless it is a view of a larger buffer. May be called again. The garbage collector would free it later: 16 calls
+ * with 10 MiB in both directions hold half as much memory thanks to this (measured).
  */
 export function freeMemory(piece: Uint8Array): void {
   const { buffer, byteLength } = piece;

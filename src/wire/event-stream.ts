@@ -7,10 +7,7 @@ export interface EventHandler {
   /** The next piece of the event's other fields, such as `id: 7` and a line feed, for handlers that write the event again. */
   other?(bytes: Uint8Array): void;
   comment?(): void;
-  /**
-   * @param isMessage whether the event is of the type `message`, as events without a type are
-   * @param hasData whether the event has a data field, which may be empty
-   */
+  /** @param isMessage of the type `message`, as events without a type are @param hasData has a data field, which may be empty */
   end(isMessage: boolean, hasData: boolean): void;
 }
 
@@ -18,17 +15,10 @@ export function isEventStream({ headers }: { readonly headers: Pick<Headers, "ge
   return /^\s*text\/event-stream\s*(;|$)/i.test(headers.get("content-type") ?? "");
 }
 
-const LF = 0x0a;
-const CR = 0x0d;
-const SPACE = 0x20;
-const COLON = 0x3a;
+const [LF, CR, SPACE, COLON] = [0x0a, 0x0d, 0x20, 0x3a];
+/** GAP is right after the colon, where one space is skipped. */
+const [NAME, GAP, VALUE] = [0, 1, 2];
 
-const NAME = 0;
-/** Right after the colon, where one space is skipped. */
-const GAP = 1;
-const VALUE = 2;
-
-const MESSAGE = "message";
 /** Longer field names and event types need not be kept, since no known one is longer. */
 const NAME_CHARACTERS_MAX = 8;
 const LINE_END = Uint8Array.of(LF);
@@ -96,7 +86,9 @@ export class EventStreamReader {
     const value = bytes.subarray(at, end);
     if (this.#name === "data") this.#handler.data(value);
     else if (OTHER_FIELDS.has(this.#name)) this.#handler.other?.(value);
-    if (this.#name === "event") this.#extendType(value);
+    if (this.#name === "event") {
+      this.#type += String.fromCharCode(...value.subarray(0, NAME_CHARACTERS_MAX - this.#type.length));
+    }
     return end;
   }
 
@@ -114,11 +106,6 @@ export class EventStreamReader {
     this.#hasData = true;
   }
 
-  #extendType(value: Uint8Array): void {
-    const left = NAME_CHARACTERS_MAX - this.#type.length;
-    this.#type += String.fromCharCode(...value.subarray(0, left));
-  }
-
   /** Whether an event ends with the line. */
   #lineEnds(): boolean {
     if (this.#isLineEmpty) return this.#eventEnds();
@@ -133,7 +120,7 @@ export class EventStreamReader {
 
   #eventEnds(): boolean {
     const isEvent = this.#hasData || this.#hasOthers;
-    if (isEvent) this.#handler.end(this.#type === "" || this.#type === MESSAGE, this.#hasData);
+    if (isEvent) this.#handler.end(this.#type === "" || this.#type === "message", this.#hasData);
     [this.#hasData, this.#hasOthers, this.#type] = [false, false, ""];
     return isEvent;
   }

@@ -42,30 +42,13 @@ export interface MemberHandler {
   whole(member: Member): void;
 }
 
-const START = 0;
-const VALUE = 1;
-const FIRST_ITEM = 2;
-const FIRST_KEY = 3;
-const KEY = 4;
-const COLON = 5;
-const NEXT = 6;
-const STRING = 7;
-const ESCAPE = 8;
-const HEX = 9;
-const WORD = 10;
-const SIGNED = 11;
-const ZERO_READ = 12;
-const DIGITS = 13;
-const POINT = 14;
-const FRACTION = 15;
-const EXPONENT = 16;
-const EXPONENT_SIGNED = 17;
-const POWER = 18;
+/** The states, in an order that `#byte` and `afterByte` rely on. */
+const [START, VALUE, FIRST_ITEM, FIRST_KEY, KEY, COLON, NEXT, STRING] = [0, 1, 2, 3, 4, 5, 6, 7];
+const [ESCAPE, HEX, WORD] = [8, 9, 10];
+const [SIGNED, ZERO_READ, DIGITS, POINT, FRACTION, EXPONENT, EXPONENT_SIGNED, POWER] = [11, 12, 13, 14, 15, 16, 17, 18];
 const OVER = 19;
 
-const QUOTE = 0x22;
-const BACKSLASH = 0x5c;
-const SPACE = 0x20;
+const [SPACE, QUOTE, BACKSLASH] = [0x20, 0x22, 0x5c];
 const ESCAPED_BYTES = 6;
 const HEX_DIGITS = 4;
 
@@ -153,9 +136,7 @@ interface FollowedLevel {
   start: number;
 }
 
-function levelOf(followed: FollowedKeys): FollowedLevel {
-  return { followed, key: null, member: null, start: 0 };
-}
+const levelOf = (followed: FollowedKeys): FollowedLevel => ({ followed, key: null, member: null, start: 0 });
 
 export function followedKeys(...keys: string[]): FollowedKeys {
   return { keys, bytesMax: 2 + ESCAPED_BYTES * Math.max(...keys.map(({ length }) => length)) };
@@ -216,38 +197,22 @@ export class JsonFollower {
     if (state >= SIGNED) return this.#number(byte, at);
     if (state > STRING) return this.#part(byte, at);
     if (isSpace(byte)) return at + 1;
-    switch (state) {
-      case START:
-        if (byte === codeOf("{")) this.#open(true);
-        else this.#state = OVER;
-        break;
-      case COLON:
-        this.#colon(byte);
-        break;
-      case NEXT:
-        this.#next(byte, at);
-        break;
-      case KEY:
-      case FIRST_KEY:
-        if (state === FIRST_KEY && byte === codeOf("}")) this.#close(at);
-        else this.#key(byte, at);
-        break;
-      default:
-        if (state === FIRST_ITEM && byte === codeOf("]")) this.#close(at);
-        else this.#value(byte, at);
-    }
+    if (state === FIRST_KEY && byte === codeOf("}")) this.#close(at);
+    else if (state === FIRST_ITEM && byte === codeOf("]")) this.#close(at);
+    else if (state === COLON) this.#colon(byte);
+    else if (state === NEXT) this.#next(byte, at);
+    else if (state === KEY || state === FIRST_KEY) this.#key(byte, at);
+    else if (state !== START) this.#value(byte, at);
+    else if (byte === codeOf("{")) this.#open(true);
+    else this.#state = OVER;
     return at + 1;
   }
 
   #key(byte: number, at: number): void {
-    if (byte !== QUOTE) {
-      this.#state = OVER;
-      return;
-    }
     const level = this.#level();
     if (level !== null) this.#excerpt.begin(at, level.followed.bytesMax);
     this.#isKey = true;
-    this.#state = STRING;
+    this.#state = byte === QUOTE ? STRING : OVER;
   }
 
   #keyEnds(end: number): void {

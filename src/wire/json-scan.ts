@@ -3,43 +3,19 @@
 
 import { MAX } from "../kernel/limits.ts";
 
-const SPACE = 0x20;
-const QUOTE = 0x22;
-const COMMA = 0x2c;
-const COLON = 0x3a;
-const OPEN_BRACKET = 0x5b;
-const BACKSLASH = 0x5c;
-const CLOSE_BRACKET = 0x5d;
-const OPEN_BRACE = 0x7b;
-const CLOSE_BRACE = 0x7d;
-
-const PLUS = 0x2b;
-const MINUS = 0x2d;
-const POINT = 0x2e;
-const ZERO = 0x30;
-const LARGE_E = 0x45;
-const SMALL_E = 0x65;
-const LETTER_F = 0x66;
-const LETTER_N = 0x6e;
-const LETTER_T = 0x74;
-
-const SLASH = 0x2f;
-const LETTER_U = 0x75;
-const NINE = 0x39;
-const TAB = 0x09;
-const LINE_FEED = 0x0a;
-const RETURN = 0x0d;
+const [TAB, LINE_FEED, RETURN, SPACE] = [0x09, 0x0a, 0x0d, 0x20];
+const [QUOTE, COMMA, COLON, BACKSLASH, SLASH] = [0x22, 0x2c, 0x3a, 0x5c, 0x2f];
+const [OPEN_BRACKET, CLOSE_BRACKET, OPEN_BRACE, CLOSE_BRACE] = [0x5b, 0x5d, 0x7b, 0x7d];
+const [PLUS, MINUS, POINT, ZERO, NINE, LARGE_E, SMALL_E] = [0x2b, 0x2d, 0x2e, 0x30, 0x39, 0x45, 0x65];
+const [LETTER_F, LETTER_N, LETTER_T, LETTER_U] = [0x66, 0x6e, 0x74, 0x75];
 /** The bit that is set in lower case letters only. */
 const LETTER_CASE = 0x20;
 /** The longest escape: `\u0061`. */
 const ESCAPE_BYTES = 6;
 
-const encoder = new TextEncoder();
-export const SIMPLE_ESCAPES = new Set(encoder.encode('"\\/bfnrt'));
-
-const TRUE = encoder.encode("true");
-const FALSE = encoder.encode("false");
-const NULL = encoder.encode("null");
+const encoded = (text: string) => new TextEncoder().encode(text);
+export const SIMPLE_ESCAPES = new Set(encoded('"\\/bfnrt'));
+const [TRUE, FALSE, NULL] = [encoded("true"), encoded("false"), encoded("null")];
 const NOTHING: readonly Probe[] = [];
 
 interface Outline {
@@ -98,9 +74,7 @@ interface Listed {
 }
 
 /** The parts of a number that have digits. */
-const WHOLE = 0;
-const FRACTION = 1;
-const EXPONENT = 2;
+const [WHOLE, FRACTION, EXPONENT] = [0, 1, 2];
 
 /** The index of the first byte at or after `at` that is no JSON white space. */
 export function skipSpace(bytes: Uint8Array, at: number): number {
@@ -274,16 +248,9 @@ interface Probe {
 }
 
 function createProbe({ key, inside }: Watched): Probe {
-  return {
-    key,
-    bytesMin: key.length,
-    first: key.charCodeAt(0) | LETTER_CASE,
-    inside: inside.map(createProbe),
-    start: -1,
-    end: -1,
-    seen: 0,
-    isMiscased: false,
-  };
+  const first = key.charCodeAt(0) | LETTER_CASE;
+  const probes = inside.map(createProbe);
+  return { key, bytesMin: key.length, first, inside: probes, start: -1, end: -1, seen: 0, isMiscased: false };
 }
 
 function toFinding({ inside, start, end, seen, isMiscased }: Probe): FoundKey {
@@ -294,9 +261,7 @@ function toFinding({ inside, start, end, seen, isMiscased }: Probe): FoundKey {
 /** Drops the findings inside an earlier value of the key, since the last of equal keys counts. */
 function reset(probes: readonly Probe[]): void {
   for (const probe of probes) {
-    probe.end = -1;
-    probe.seen = 0;
-    probe.isMiscased = false;
+    [probe.end, probe.seen, probe.isMiscased] = [-1, 0, false];
     reset(probe.inside);
   }
 }
@@ -304,11 +269,10 @@ function reset(probes: readonly Probe[]): void {
 /** The probe for the key at these indexes. Compares length and first byte first, which rules out most keys. */
 function findProbe(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Probe | null {
   if (probes.length === 0) return null;
-  const length = end - start;
   const first = bytes[start] ?? 0;
   const isPlain = first < 0x80 && first !== BACKSLASH;
   for (const probe of probes) {
-    if (length < probe.bytesMin) continue;
+    if (end - start < probe.bytesMin) continue;
     if (isPlain && (first | LETTER_CASE) !== probe.first) continue;
     if (spells(bytes, start, end, probe.key, true)) return probe;
   }
@@ -370,17 +334,10 @@ function unitBytes(bytes: Uint8Array, at: number): number {
 /** Upper case for ASCII letters, and for the characters that lenient decoders may take for one. */
 function fold(unit: number): number {
   if (unit >= 0x61 && unit <= 0x7a) return unit - 0x20;
-  switch (unit) {
-    case 0x130: // capital i with dot
-    case 0x131: // dotless i
-      return 0x49;
-    case 0x17f: // long s
-      return 0x53;
-    case 0x212a: // Kelvin sign
-      return 0x4b;
-    default:
-      return unit;
-  }
+  // Capital i with dot, dotless i; long s; Kelvin sign.
+  if (unit === 0x130 || unit === 0x131) return 0x49;
+  if (unit === 0x17f) return 0x53;
+  return unit === 0x212a ? 0x4b : unit;
 }
 
 class ScanError extends Error {

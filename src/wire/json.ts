@@ -10,12 +10,7 @@ import { atOnceOrInTurn, inTurn } from "../kernel/turns.ts";
 export const isJsonObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
-/**
- * The value of a JSON text.
- *
- * @param freeField a top-level key below which duplicate keys are allowed
- * @throws Fault `invalid_request`
- */
+/** @param freeField a top-level key below which duplicate keys are allowed @throws Fault `invalid_request` */
 export function parseJson(bytes: Uint8Array, freeField: string | null = null): unknown {
   return new JsonReader(decodeUtf8(bytes), freeField).read();
 }
@@ -30,10 +25,8 @@ export const JSON_TEXT: ComputeTask<readonly [bytes: Uint8Array, freeField: stri
 };
 
 /**
- * Like `parseJson`, but checks a long text on another thread, and takes turns where many texts come in one moment.
- *
- * @param use is given the value in the turn in which it was read
- * @throws as `parseJson`, `compute` and `use` do
+ * As `parseJson`, but checks a long text on another thread, and takes turns where many texts come in one moment. `use` gets the
+ * value in the turn in which it was read. @throws as `parseJson`, `compute` and `use` do
  */
 export async function readJson<T>(
   bytes: Uint8Array,
@@ -71,11 +64,7 @@ const SPACE = /[ \t\n\r]*/y;
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
 // biome-ignore lint/suspicious/noControlCharactersInRegex: a string must not hold any.
 const NEEDS_DECODING = /[\\\u0000-\u001f]/;
-const WORDS: readonly (readonly [string, unknown])[] = [
-  ["true", true],
-  ["false", false],
-  ["null", null],
-];
+const WORDS = Object.entries({ true: true, false: false, null: null });
 
 /** A recursive descent, as deep as MAX.jsonDepth at most. Each method leaves `#at` behind what it has read. */
 class JsonReader {

@@ -7,16 +7,8 @@ import { isUtf8 } from "node:buffer";
 import { hasControls } from "../core/text.ts";
 import { MAX } from "../kernel/limits.ts";
 import { wholeBodyTask } from "./body.ts";
-import {
-  arrayOutline,
-  type ByteRange,
-  type FoundKey,
-  type Items,
-  objectOutline,
-  skipSpace,
-  type Watched,
-  watch,
-} from "./json-scan.ts";
+import type { ByteRange, FoundKey, Items, Watched } from "./json-scan.ts";
+import { arrayOutline, objectOutline, skipSpace, watch } from "./json-scan.ts";
 
 export interface RpcRequest extends MessageFacts {
   readonly ok: true;
@@ -55,12 +47,9 @@ const REQUEST_KEYS = [watch("jsonrpc"), watch("id"), watch("method"), PARAMS_KEY
 /** The longest id in a response, where every character may be escaped. */
 export const ID_TEXT_BYTES_MAX = 6 * MAX.rpcNameBytes;
 
-const QUOTE = 0x22;
-const OPEN_BRACKET = 0x5b;
-const OPEN_BRACE = 0x7b;
+const [QUOTE, OPEN_BRACKET, OPEN_BRACE] = [0x22, 0x5b, 0x7b];
 
 const decoder = new TextDecoder();
-const encoder = new TextEncoder();
 
 export const RPC_REQUEST = wholeBodyTask("rpc request", parseRpcRequest);
 export const RPC_MESSAGES = wholeBodyTask("rpc messages", parseRpcMessages);
@@ -168,16 +157,12 @@ function judgeMessage(body: Uint8Array, findings: readonly FoundKey[]): RpcMessa
   if (isAnswer) return problem("result, error: not in a message that has a method");
   const name = readMethod(body, method);
   if (typeof name !== "string") return name;
-  const hasId = id?.value != null;
   if (id?.value != null && !isId(body, id.value)) return problem("id: must be a string or a number");
   const judged = judgeParams(body, name, params);
-  return "ok" in judged ? judged : { method: name, isCall: !isConnection(name, hasId), ...judged };
+  return "ok" in judged ? judged : { method: name, isCall: !isConnection(name, id?.value != null), ...judged };
 }
 
-/**
- * Every message that is not known to be part of the connection is a call, so that nothing gets past the policy by its form. A
- * message without an id is a notification, but a server may act on a notification that has the name of a request.
- */
+/** Any other message is a call, so that nothing gets past the policy. A server may act on a notification named like a request. */
 function isConnection(method: string, hasId: boolean): boolean {
   if (!hasId) return method.startsWith("notifications/");
   return CONNECTION_REQUESTS.has(method) || method.endsWith("/list");
@@ -205,10 +190,8 @@ function judgeParams(body: Uint8Array, method: string, params: FoundKey | undefi
   if (ambiguity !== null) return problem(ambiguity);
   const judged = { protocolVersion: readShort(body, meta?.inside[0]), params: params.inside };
   const tool = isCall ? readName(body, name) : null;
-  if (isCall && tool === null && name?.value != null) {
-    return problem(`params.name: must be a string ${OF_NAMES}`);
-  }
-  return { tool, ...judged };
+  const isBad = isCall && tool === null && name?.value != null;
+  return isBad ? problem(`params.name: must be a string ${OF_NAMES}`) : { tool, ...judged };
 }
 
 function firstAmbiguity(keys: readonly Watched[], findings: readonly FoundKey[]): string | null {
@@ -237,10 +220,7 @@ function readShort(body: Uint8Array, finding: FoundKey | undefined): string | nu
 
 const OF_NAMES = `of at most ${MAX.rpcNameBytes} bytes, without control characters or blanks around it`;
 
-/**
- * A string that all decoders read alike; null for others: those with lone surrogates, which decoders replace, with control
- * characters, at which some stop, or with blanks around it, which some strip.
- */
+/** Null unless all decoders read the string alike: some replace lone surrogates, stop at control characters or strip blanks. */
 function readName(body: Uint8Array, finding: FoundKey | undefined): string | null {
   const name = readShort(body, finding);
   return name?.isWellFormed() && !hasControls(name) && name.trim() === name ? name : null;
@@ -275,5 +255,5 @@ export function isSameId(answered: string, sent: string, isError: boolean): bool
 }
 
 export function encodeRpc(message: object): Uint8Array {
-  return encoder.encode(JSON.stringify({ jsonrpc: "2.0", ...message }));
+  return new TextEncoder().encode(JSON.stringify({ jsonrpc: "2.0", ...message }));
 }

@@ -27,8 +27,6 @@ const NAME_OF: ReadonlyMap<string, "name" | "uri" | "taskId"> = new Map([
   ["tasks/result", "taskId"],
 ]);
 
-const QUOTE = 0x22;
-
 /** @param name in lower case */
 export function isEchoedHeader(name: string): boolean {
   return name === METHOD || name === NAME || isParam(name);
@@ -50,9 +48,8 @@ export type JudgedMessage = Pick<RpcMessage, "method" | "params">;
 export function echoProblem(headers: Headers, body: Uint8Array, judged: JudgedMessage | null) {
   const echoed = [...headers].filter(([name]) => isEchoedHeader(name));
   if (echoed.length === 0) return null;
-  if (echoed.length > MAX.echoedHeaders) {
-    return { header: "Mcp-Param-*", problem: `there are more than ${MAX.echoedHeaders} of them` };
-  }
+  const most = MAX.echoedHeaders;
+  if (echoed.length > most) return { header: "Mcp-Param-*", problem: `there are more than ${most} of them` };
   const message = judged === null ? null : readMessage(body, judged);
   for (const [header, value] of echoed) {
     const problem = message === null ? "must not be sent with a batch" : judge(header, value, message);
@@ -87,7 +84,7 @@ function readMessage(body: Uint8Array, { method, params }: JudgedMessage): Messa
 function readText(body: Uint8Array, key: string, finding: FoundKey | undefined): string | null {
   const span = certain(key, finding);
   // Longer texts can't equal a header, however they are escaped.
-  if (span === null || body[span.start] !== QUOTE || span.end - span.start > 128 * 1024) return null;
+  if (span === null || body[span.start] !== 0x22 || span.end - span.start > 128 * 1024) return null;
   return String(JSON.parse(new TextDecoder().decode(body.subarray(span.start, span.end))));
 }
 

@@ -17,11 +17,7 @@ const NAME_UNITS_MAX = 2 * MAX.policyEntryCharacters + 1;
 /** The longest way to write a UTF-16 unit: `\u0061`. */
 const UNIT_BYTES_MAX = 6;
 
-const QUOTE = 0x22;
-const OPEN_BRACKET = 0x5b;
-const BACKSLASH = 0x5c;
-const LETTER_U = 0x75;
-const OPEN_BRACE = 0x7b;
+const [QUOTE, OPEN_BRACKET, BACKSLASH, LETTER_U, OPEN_BRACE] = [0x22, 0x5b, 0x5c, 0x75, 0x7b];
 
 /** Which tools a caller may not see. */
 export interface DeniedTools {
@@ -163,7 +159,7 @@ function checkEnd(text: Uint8Array, end: number, problem: string | null): void {
   if (skipSpace(text, end) < text.length) throw new UnreadableAnswer("more than one text");
 }
 
-/** @throws UnreadableAnswer when it depends on the client which value of the key it reads */
+/** @throws UnreadableAnswer when clients may read different values of the key */
 function checkReadOnce(found: FoundKey | undefined): void {
   if (found?.isRepeated || found?.isMiscased) throw new UnreadableAnswer("a key given twice");
 }
