@@ -45,9 +45,7 @@ export function createTurnQueue<T extends { readonly tenant: string }>() {
   /** Each of them once, so that the rest of a long line costs nothing when some of it are taken. */
   function lineUp(): void {
     for (const item of arrived) {
-      const line = lines.get(item.tenant) ?? new Line<T>();
-      lines.set(item.tenant, line);
-      line.add(item);
+      lines.getOrInsertComputed(item.tenant, () => new Line<T>()).add(item);
     }
     inLines += arrived.length;
     arrived = [];
@@ -98,9 +96,7 @@ export function createTurnQueue<T extends { readonly tenant: string }>() {
 // One question for all who want the same asked at about the same time. The first one is asked at the end of its turn of the
 // event loop; those that come while a question is under way are asked for together when it has been answered.
 
-/**
- * @param ask asks for so many, and gives what answers each of them, by its place from 0 in the order of arrival
- */
+/** @param ask asks for so many, and gives what answers each of them, by its place from 0 in the order of arrival */
 export function createBatcher<S, A>(ask: (subject: S, count: number) => Promise<(place: number) => A>) {
   /** By key, those who are asked for next. */
   const rounds = new Map<string, { readonly subject: S; readonly waiters: PromiseWithResolvers<A>[] }>();

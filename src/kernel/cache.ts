@@ -18,10 +18,7 @@ interface CacheShare<K> {
   readonly fromOldest: Iterable<K>;
 }
 
-/**
- * @param weightMax the weight of all entries together
- * @param evicted called with the key of each entry that was removed to make room
- */
+/** @param weightMax of all entries together @param evicted called with the key of each entry that was removed to make room */
 export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void) {
   const entries = new Map<K, TenantEntry<V>>();
   const shares = new Map<string, CacheShare<K>>();

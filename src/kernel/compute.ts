@@ -180,15 +180,9 @@ export function computePool(options: ComputeOptions) {
   }
 
   return {
-    /**
-     * Runs the task on a thread when it is the tenant's turn.
-     * @throws what the task throws; the signal's reason; Fault `unavailable` when too much waits, or the job's thread died or hung
-     */
-    async run<I, O>(
-      { name }: ComputeTask<I, O>,
-      input: I,
-      { tenant, bytes, moved = [], signal }: JobOptions,
-    ): Promise<O> {
+    /** @throws what the task throws; the signal's reason; Fault `unavailable` when too much waits, or the thread died or hung */
+    async run<I, O>({ name }: ComputeTask<I, O>, input: I, options: JobOptions): Promise<O> {
+      const { tenant, bytes, moved = [], signal } = options;
       signal?.throwIfAborted();
       reserve(tenant, bytes);
       const { promise, resolve, reject } = Promise.withResolvers<O>();

@@ -33,11 +33,7 @@ function createTally(thread: string, log: Pick<Log, "info" | "warn">, isComputed
 
 /**
  * Logs pauses of at least `leastMs`: as a warning where the thread computed for half of the pause, or for `leastMs`; else as
- * information.
- *
- * @param thread whose event loop it is
- * @param late told of every tick, by how many milliseconds it came too late
- * @returns a function that stops it, and logs what is left
+ * information. `late` is told of every tick by how many milliseconds it came too late. Returns a function that stops it.
  */
 export function watchLoop(
   thread: string,

@@ -1,10 +1,8 @@
 // Work that is repeated while the process runs, and work on many items.
 
 /**
- * Does the work `ms` after it last ended, the first time after `ms`. The work may return a number: the pause before the
- * next time only. It must not reject: it has to handle its own failures.
- *
- * @returns a function that stops it: work under way goes on, and nothing follows
+ * Does the work, which must not reject, after `ms`, and again `ms` after its end, or after the number that it returns. The returned
+ * function stops it: work under way goes on, and nothing follows.
  */
 export function every(ms: number, work: () => Promise<unknown>): () => void {
   let isOver = false;
@@ -29,11 +27,9 @@ export function every(ms: number, work: () => Promise<unknown>): () => void {
 export type Poll = ReturnType<typeof poll>;
 
 /**
- * Looks for the first time after `leastMs`. After a look that found nothing the pause doubles. It does not keep the
- * process alive.
- *
+ * Looks for the first time after `leastMs`; after a look that found nothing the pause doubles. Does not keep the process alive.
  * @param pauses `mostMs`: so late may work of another process be found
- * @param look true: it found something; a number: there will be something in so many milliseconds. It must not reject.
+ * @param look must not reject. True: it found something; a number: there will be something in so many milliseconds
  */
 export function poll(pauses: Record<"leastMs" | "mostMs", number>, look: () => Promise<boolean | number>) {
   const { leastMs, mostMs } = pauses;

@@ -11,7 +11,7 @@
 import { Fault } from "../core/fault.ts";
 import { MAX } from "./limits.ts";
 import { inSlices } from "./loop.ts";
-import { atOnceOrInTurn } from "./turns.ts";
+import { addTo, atOnceOrInTurn } from "./turns.ts";
 import { countWait, type StopSignal, untilFirst } from "./wait.ts";
 
 export interface FairShareOptions {
@@ -23,10 +23,7 @@ export interface FairShareOptions {
   readonly least?: 0 | 1;
 }
 
-/**
- * Who has to give something back first. `own`: the agent itself, which holds all that one agent may; `agent`: any agent
- * of the tenant; `tenant`: any tenant.
- */
+/** Who must give something back first. `own`: the agent, which holds all that one may; `agent`: any of the tenant's; `tenant`: any. */
 export type Shortage = "own" | "agent" | "tenant";
 
 export type FairShare = ReturnType<typeof createFairShare>;
@@ -41,10 +38,7 @@ interface Holder {
 
 const NOBODY: Holder = { held: 0, agents: new Map() };
 
-/**
- * The most that one may hold of `size` when the others leave it `left`: STEEPNESS * kept² / size, where `kept` is what it
- * keeps free of `left`.
- */
+/** The most that one may hold of `size` when others leave it `left`: STEEPNESS * kept² / size, where it keeps `kept` free. */
 function mostHeld(size: number, left: number): number {
   if (left <= 0) return 0;
   const kept = (size * (Math.sqrt(1 + (4 * STEEPNESS * left) / size) - 1)) / (2 * STEEPNESS);
@@ -62,12 +56,7 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
   const mostOfTenant = (left: number, part: number | null) =>
     part === null ? mostOf(size, left) : Math.min(part, left);
 
-  function shortage(
-    { held, agents }: Holder,
-    agent: string | null,
-    amount: number,
-    part: number | null,
-  ): Shortage | null {
+  function shortage({ held, agents }: Holder, agent: string | null, amount: number, part: number | null) {
     const own = agents.get(agent ?? "") ?? 0;
     // An amount above anybody's share can be had while nobody holds anything.
     const isAlone = free === size && amount <= size;
@@ -80,12 +69,6 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
     return isOnly || own + amount <= mostOf(whole, whole - held + own) ? null : "agent";
   }
 
-  function giveBackOf({ agents }: Holder, agent: string, amount: number): void {
-    const left = (agents.get(agent) ?? 0) - amount;
-    if (left > 0) agents.set(agent, left);
-    else agents.delete(agent);
-  }
-
   return {
     get free() {
       return free;
@@ -93,11 +76,7 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
     get inUse() {
       return size - free;
     },
-    /**
-     * Takes this amount, or says who is short; then nothing is taken. Without an agent only the tenant counts.
-     *
-     * @param part when set, a tenant may hold exactly up to this, whatever it leaves free
-     */
+    /** Takes all or nothing, and says who is short. @param part what a tenant may hold, whatever it leaves free */
     take(tenant: string, agent: string | null = null, amount = 1, part: number | null = null): Shortage | null {
       const found = holders.get(tenant);
       const own = found?.agents.get(agent ?? "") ?? 0;
@@ -107,14 +86,14 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
       const holder = found ?? { held: 0, agents: new Map<string, number>() };
       if (found === undefined) holders.set(tenant, holder);
       holder.held += amount;
-      if (agent !== null) holder.agents.set(agent, (holder.agents.get(agent) ?? 0) + amount);
+      if (agent !== null) addTo(holder.agents, agent, amount);
       free -= amount;
       return null;
     },
     giveBack(tenant: string, agent: string | null = null, amount = 1): void {
       const holder = holders.get(tenant);
       if (holder === undefined) return;
-      if (agent !== null) giveBackOf(holder, agent, amount);
+      if (agent !== null) addTo(holder.agents, agent, -amount);
       holder.held -= amount;
       if (holder.held <= 0) holders.delete(tenant);
       free += amount;
@@ -168,10 +147,8 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
   let size = 0;
 
   function enqueue(waiter: Waiter): void {
-    const agents = waiting.get(waiter.tenant) ?? new Map<string | null, WaitingLine>();
-    waiting.set(waiter.tenant, agents);
-    const line: WaitingLine = agents.get(waiter.agent) ?? new Map<Waiter, number>();
-    agents.set(waiter.agent, line.set(waiter, performance.now()));
+    const agents = waiting.getOrInsertComputed(waiter.tenant, () => new Map());
+    agents.getOrInsertComputed(waiter.agent, () => new Map()).set(waiter, performance.now());
     size++;
     open.look(waiter.tenant, waiter.agent);
   }
@@ -267,10 +244,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
   };
 }
 
-/**
- * The agents of whom somebody waits and who may have more, as far as is known: those that hold all they may are asked about
- * when that may have changed, and not whenever anything is given back.
- */
+/** The agents that are waited for and may have more, as far as is known: full ones are asked about when that may have changed. */
 function createOpenAgents(isWaiting: (tenant: string, agent: string | null) => boolean) {
   const open = new Map<string, Set<string | null>>();
 
@@ -307,12 +281,7 @@ function toTheEnd<K, V>(map: Map<K, V>, key: K): void {
   map.set(key, value);
 }
 
-/**
- * Undefined when the share was taken at once; else it has been taken when the promise resolves.
- *
- * @param signal its reason ends the wait
- * @param taken called as soon as it has been taken after a wait
- */
+/** Undefined if the share was taken at once. @param signal its reason ends the wait @param taken called at the end of a wait */
 export function enter(
   queue: FairQueue,
   wanted: ShareRequest,
@@ -351,12 +320,7 @@ interface LimiterOptions {
   readonly tooMany: string;
 }
 
-/**
- * Work in one of so many slots, which are waited for.
- *
- * @param wait ends when the tenant has its slot
- * @returns what the work gives
- */
+/** Runs work in one of so many slots. @param wait ends when the tenant has its slot */
 export function createSlots(size: number, wait: (queue: FairQueue, tenant: string) => Promise<void> = enterSlot) {
   const queue = createFairQueue(createFairShare({ size }));
   return async <T>(tenant: string, work: () => Promise<T>): Promise<T> => {
@@ -420,9 +384,7 @@ export function createReservedShare(total: number, round = Math.floor) {
       return true;
     },
     giveBack(name: string): void {
-      const left = (held.get(name) ?? 0) - 1;
-      if (left > 0) held.set(name, left);
-      else held.delete(name);
+      addTo(held, name, -1);
       taken--;
     },
   };
@@ -513,21 +475,17 @@ export class ReclaimableShare {
     return holding;
   }
 
-  /**
-   * How much more the tenant may wait for, between `least` and `most`; null when the tenant itself holds what is missing,
-   * or nobody would be evicted.
-   */
+  /** How much more the tenant may wait for; null when it holds itself what is missing, or nobody would be evicted. */
   worthWaiting(tenant: string, least: number, most: number): number | null {
     const [part, held] = [this.#partOf(tenant), this.#share.heldBy(tenant)];
-    const isAlone = part === this.#size;
-    if (isAlone) return null;
+    // The tenant is alone.
+    if (part === this.#size) return null;
     if (held + least <= part) return Math.min(most, part - held);
     return this.#nextToEvict(tenant, Math.max(part, held + least)) === null ? null : least;
   }
 
   #add(tenant: string, holding: Holding): void {
-    const own = this.#holdings.get(tenant) ?? new Set<Holding>();
-    this.#holdings.set(tenant, own.add(holding));
+    this.#holdings.getOrInsertComputed(tenant, () => new Set()).add(holding);
   }
 
   #remove(tenant: string, holding: Holding): void {
@@ -555,9 +513,7 @@ export class ReclaimableShare {
   /** This much more will be given back; less when negative. */
   #comes(tenant: string, amount: number): void {
     this.#comingInAll += amount;
-    const coming = (this.#coming.get(tenant) ?? 0) + amount;
-    if (coming === 0) this.#coming.delete(tenant);
-    else this.#coming.set(tenant, coming);
+    addTo(this.#coming, tenant, amount);
   }
 
   /** The other tenant that holds most, if that is above the limit, and its slowest holder. */
@@ -584,12 +540,7 @@ export class ReclaimableShare {
     return this.#share.heldBy(tenant) + amount;
   }
 
-  /**
-   * Evicts others until there is enough for this waiter.
-   *
-   * @param promised how much of what comes back is meant for other waiters
-   * @returns how much this one will have
-   */
+  /** Evicts others until this waiter has enough. @param promised comes back for others @returns how much this one will have */
   #makeRoom(waiter: Waiter, promised: number): number {
     const { tenant, amount } = waiter;
     while (this.#queue.isWaiting(waiter)) {

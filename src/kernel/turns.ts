@@ -6,8 +6,7 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import { countWait, endsWithin, LONG_WAIT_MS } from "./wait.ts";
 
-// Turns among all that wait: one of each tenant in turn, and within a tenant in the order of arrival.
-
+/** Turns among all that wait: one of each tenant in turn, and within a tenant in the order of arrival. */
 export function createRoundRobin<T>() {
   const waiting = new Map<string, Set<T>>();
   let size = 0;
@@ -60,8 +59,8 @@ export function inTurns(step: TurnStep, tenant: string): void {
 let atOnceUntil: number | null = null;
 
 /**
- * Whether a short step may be done at once: nobody waits for a turn, and what was done at once in this turn of the event
- * loop has not taken its time yet. To wait for a turn takes longer than most short steps.
+ * Whether a short step, which takes less time than most waits for a turn, may be done at once: nobody waits for a turn, and what
+ * was done at once in this turn of the event loop has not taken its time yet.
  */
 export function mayDoAtOnce(): boolean {
   if (waitingSteps.size > 0) return false;
@@ -121,11 +120,8 @@ function takeTurn(): void {
 const STEP_WORK = 262_144;
 
 /**
- * Calls `each` for the items in their order: the first ones at once if that may be, since most work is no more than that, and
- * the others in turns with all such work.
- *
- * @param each gives the cost of the item, which is counted and not timed, so that the same work always takes the same steps
- * @throws what `each` throws
+ * Calls `each` for the items in their order: the first ones at once if that may be, which is all of most work, the others in turns.
+ * @param each gives the item's cost, which is counted and not timed, so that the steps are always the same. @throws what it throws
  */
 export async function eachInTurns<T>(items: readonly T[], tenant: string, each: (item: T, at: number) => number) {
   for (let at = 0; at < items.length; ) {
@@ -165,10 +161,8 @@ export function turnOf(tenant: string): Promise<void> | undefined {
 }
 
 /**
- * For work that another request has begun and this one waits for too. Thousands may wait for it, and would all go on at
- * once. So each goes on when a request of its tenant may begin.
- *
- * @throws what it rejects with
+ * The outcome of work that another request has begun. Thousands may wait for it, so each goes on only when a request of its tenant
+ * may begin. @throws what it rejects with
  */
 export async function joinInFlight<T>(shared: Promise<T>, tenant: string): Promise<T> {
   try {
@@ -195,6 +189,14 @@ async function nextTurn(): Promise<void> {
   }
 }
 
+/** Adds to a count; one that comes to nothing is dropped. @returns the count */
+export function addTo<K>(counts: Map<K, number>, key: K, by: number): number {
+  const count = (counts.get(key) ?? 0) + by;
+  if (count > 0) counts.set(key, count);
+  else counts.delete(key);
+  return count;
+}
+
 // Work in few slots, one piece of each tenant in turn, and few of one tenant at a time. So nobody waits behind much work of
 // somebody else. A fair queue would cost each piece 5 to 70 µs of the event loop where many wait (measured), this 1.
 
@@ -207,10 +209,7 @@ function createTurnSlots(size: number, each: number) {
 
   function count(tenant: string, by: number): void {
     running += by;
-    const now = (held.get(tenant) ?? 0) + by;
-    if (now > 0) held.set(tenant, now);
-    else held.delete(tenant);
-    if (now === each) full.add(tenant);
+    if (addTo(held, tenant, by) === each) full.add(tenant);
     else full.delete(tenant);
   }
 
@@ -246,14 +245,13 @@ export const inThreadTurn = createTurnSlots(2, 1);
 const inStepSlot = createTurnSlots(3, 2);
 
 /**
- * For work on stored rows that is done in steps: SQLite answers on the event loop, and one long piece would hold up every
- * tenant. Each step is done in a turn of the event loop with few other such steps. A step that takes long waits for
- * Postgres, which needs no turns of the event loop, so it gives its slot back. SQLite answers before any timer.
+ * A step of work on stored rows, in a turn with few other such steps: SQLite answers on the event loop (before any timer), and one
+ * long piece would hold up every tenant. A step that takes long waits for Postgres, which needs no turns: it gives its slot back.
  */
 export async function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
   const begun = Promise.withResolvers<T>();
   const slot = inStepSlot(tenant, async () => {
-    await new Promise((resolve) => setImmediate(resolve));
+    await new Promise(setImmediate);
     begun.resolve(step());
     await endsWithin(LONG_WAIT_MS, begun.promise).catch(() => {});
   });
