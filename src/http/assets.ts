@@ -41,23 +41,15 @@ export interface Asset {
 /** An asset that a browser caches but revalidates before each use, since its URL names no version. */
 export function asset(content: string | Uint8Array, type: string): Asset {
   const bytes = Buffer.from(content);
-  const digest = new Bun.CryptoHasher("sha256").update(bytes).digest("base64url");
-  const headers = {
-    etag: `"${digest}"`,
-    "cache-control": "no-cache",
-    "x-content-type-options": "nosniff",
-  };
-  return { bytes, type, headers };
+  const etag = `"${new Bun.CryptoHasher("sha256").update(bytes).digest("base64url")}"`;
+  return { bytes, type, headers: { etag, "cache-control": "no-cache", "x-content-type-options": "nosniff" } };
 }
 
 export function styleAsset(own: string): Asset {
   return asset(`${pageStyle}${own}`, "text/css; charset=utf-8");
 }
 
-/**
- * A page that loads nothing from another host and runs no inline script or style.
- * @param widened directives of the content security policy in which the page differs from the others
- */
+/** A page without inline scripts and styles, and with nothing from other hosts. @param widened its own directives of the policy */
 export function pageAsset(html: string, widened: Readonly<Record<string, string>> = {}): Asset {
   const page = asset(html, "text/html; charset=utf-8");
   const directives = Object.entries({ ...PAGE_POLICY, ...widened }).map((directive) => directive.join(" "));
@@ -70,10 +62,7 @@ export type Assets = ReturnType<typeof createAssets>;
 /** The assets of a server. They share one memory budget, which a response uses by a piece at a time; no tenant is charged. */
 export function createAssets() {
   const { respond, inUse } = createLargeResponses({ bytesMax: MAX.assetBytes });
-  /**
-   * A handler that makes its file at the first request: making Swagger's files and the API document at the start took a fifth
-   * of its time.
-   */
+  /** Makes its file at the first request: to make Swagger's files and the API document at the start took a fifth of its time. */
   const madeOnce = (make: () => Asset | Promise<Asset>) => {
     let made: Promise<Representations> | null = null;
     const forget = (error: unknown): never => {
@@ -112,10 +101,8 @@ async function representationsOf(asset: Asset): Promise<Representations> {
   const { bytes, type } = asset;
   const compressed = await compress(bytes, { level: 9 });
   if (compressed.length > bytes.length * COMPRESSED_MAX) return { plain: asset, gzip: null };
-  const headers: Asset["headers"] = {
-    ...asset.headers,
-    vary: [asset.headers["vary"] ?? [], "accept-encoding"].flat().join(", "),
-  };
+  const vary = [asset.headers["vary"] ?? [], "accept-encoding"].flat().join(", ");
+  const headers: Asset["headers"] = { ...asset.headers, vary };
   const etag = (headers["etag"] ?? "").replace(/"$/, '-gzip"');
   return {
     plain: { bytes, type, headers },
@@ -149,11 +136,7 @@ function weightOf(list: string, value: string): number | null {
   return null;
 }
 
-async function serveAsset(
-  respond: LargeResponses["respond"],
-  request: Request,
-  { plain, gzip }: Representations,
-): Promise<Response> {
+async function serveAsset(respond: LargeResponses["respond"], request: Request, { plain, gzip }: Representations) {
   const { bytes, type, headers } = gzip !== null && takesGzip(request) ? gzip : plain;
   const known = request.headers.get("if-none-match") ?? "";
   const tags = known.split(",").map((tag) => tag.trim().replace(/^W\//, ""));
@@ -164,9 +147,7 @@ async function serveAsset(
     return notModified({ ...others, "content-type": type });
   }
   await turnOf(STRANGERS);
-  if (bytes.length <= SMALL_CHARACTERS) {
-    return new Response(bytes, { headers: { ...headers, "content-type": type } });
-  }
+  if (bytes.length <= SMALL_CHARACTERS) return new Response(bytes, { headers: { ...headers, "content-type": type } });
   const answer = { tenant: STRANGERS, request, type, headers, weight: PIECE_CHARACTERS };
   return respond(answer, async () => ({ weight: PIECE_CHARACTERS, pieces: piecesOfBytes(bytes) }));
 }

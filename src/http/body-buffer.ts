@@ -15,10 +15,7 @@ export interface BodyReader {
   releaseLock(): void;
 }
 
-/**
- * @param sizeMax the most bytes that may be added
- * @param storedMax how many of the first bytes may be stored, so that they need parts of one size; a multiple of that size
- */
+/** @param storedMax so many of the first bytes, a multiple of PART_BYTES, may be stored, so that they need parts of that size */
 export function createBodyBuffer(sizeMax: number, storedMax: number = Number.POSITIVE_INFINITY) {
   const full: Uint8Array[] = [];
   let fullBytes = 0;

@@ -20,10 +20,7 @@ export function routes() {
   });
 }
 
-interface RouteShape {
-  readonly method: string;
-  readonly path: string;
-}
+type RouteShape = Readonly<Record<"method" | "path", string>>;
 
 export interface RoutedApp {
   fetch(request: Request): Response | Promise<Response>;
@@ -36,9 +33,7 @@ export type Missing = (refusal: Fault, request: Request, path: string) => Promis
 export function createRouter(app: RoutedApp) {
   const table = app.routes.map(({ method, path }) => ({ method, path, pattern: pathPattern(path) }));
   /**
-   * Passes a request to its route. `path` is the path that the guard has judged.
-   *
-   * @param missing makes the refusal of a path that has no route
+   * Passes a request to its route. `path` is the one that the guard has judged; `missing` makes the refusal of one without a route.
    * @throws at once or as rejection: what the route throws; Fault `not_found` or `method_not_allowed` if there is no route
    */
   return (request: Request, path: string, missing?: Missing): Response | Promise<Response> => {
@@ -58,27 +53,20 @@ export function createRouter(app: RoutedApp) {
   };
 }
 
-interface RoutePattern extends RouteShape {
-  readonly pattern: RegExp;
-}
+type RoutePattern = RouteShape & { readonly pattern: RegExp };
 
 /** A route's path as a pattern: `:name` matches one segment, a final `*` the rest. */
 export function pathPattern(path: string): RegExp {
-  const source = path
-    .split("/")
-    .map((segment) => (segment === "*" ? ".*" : segment.startsWith(":") ? "[^/]+" : RegExp.escape(segment)))
-    .join("/");
-  return new RegExp(`^${source}$`);
+  const patternOf = (segment: string) =>
+    segment === "*" ? ".*" : segment.startsWith(":") ? "[^/]+" : RegExp.escape(segment);
+  return new RegExp(`^${path.split("/").map(patternOf).join("/")}$`);
 }
-
-/** All routes are told of a service that has no more than these. */
-const TOLD_ROUTES = 4;
 
 /** The prefix of the API's routes, which callers forget. */
 const API = "/v1";
 
 function noSuchRoute(table: readonly RoutePattern[] = [], path = ""): Fault {
-  const few = table.length <= TOLD_ROUTES ? table.map((route) => `${route.method} ${route.path}`) : [];
+  const few = table.length <= 4 ? table.map((route) => `${route.method} ${route.path}`) : [];
   const start = table.some((route) => route.path === "/") ? "; GET / says where to go on" : "";
   const all = few.length === 0 ? start : `; known here: ${few.join(", ")}`;
   const meant = meantRoute(table, path);
@@ -91,10 +79,8 @@ function noSuchRoute(table: readonly RoutePattern[] = [], path = ""): Fault {
 function meantRoute(table: readonly RoutePattern[], path: string): string | null {
   const known = table.filter((route) => !route.path.includes("*"));
   const paths = known.map((route) => route.path);
-  const near = suggest(
-    path,
-    paths.filter((each) => !each.includes(":")),
-  );
+  const fixed = paths.filter((each) => !each.includes(":"));
+  const near = suggest(path, fixed);
   if (near !== null) return near;
   const prefixed = known.find(({ pattern }) => pattern.test(`${API}${path}`));
   if (prefixed !== undefined) return prefixed.path;

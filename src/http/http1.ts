@@ -21,13 +21,10 @@ export interface PortAddress {
   readonly log: Log;
 }
 
+type Admitted = Record<"sweep" | "closeIdle", () => void>;
+
 /** Listens, and sweeps the connections that the caller admits. @throws StartupProblem when it can't listen on its address */
-export async function openPort(
-  server: Server,
-  sockets: OpenSockets,
-  connections: { sweep(): void; closeIdle(): void },
-  options: PortAddress,
-) {
+export async function openPort(server: Server, sockets: OpenSockets, connections: Admitted, options: PortAddress) {
   const port = await listenAt(server, options);
   const sweeping = setInterval(connections.sweep, 250);
 
@@ -159,10 +156,7 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
 
   function enqueue(connection: CallerSocket<P>, request: IncomingMessage, response: ServerResponse): void {
     connection.open++;
-    if (connection.open > MAX.plainPipelined + 1) {
-      connection.socket.resetAndDestroy();
-      return;
-    }
+    if (connection.open > MAX.plainPipelined + 1) return void connection.socket.resetAndDestroy();
     connection.last = connection.last
       .then(() => exchange(connection, request, response))
       .catch((error) => {
@@ -179,18 +173,12 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
 
   async function exchange(connection: CallerSocket<P>, incoming: IncomingMessage, outgoing: ServerResponse) {
     const { socket, peer } = connection;
-    if (connection.isClosing) {
-      socket.destroy();
-      return;
-    }
+    if (connection.isClosing) return void socket.destroy();
     enter(connection, "body", limits.bodyMs);
     const body = await readBody(incoming, bodyBytesMax);
     if (body === null || socket.destroyed) return;
     // The handshake checked the certificate's dates, but a connection may outlive the certificate.
-    if (clock.now() >= peer.expiresAt) {
-      socket.destroy();
-      return;
-    }
+    if (clock.now() >= peer.expiresAt) return void socket.destroy();
     enter(connection, "answer", Number.POSITIVE_INFINITY);
     const response = await answer(requestOf(incoming, body), peer);
     const bytes = await response.bytes();
@@ -241,16 +229,8 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
 }
 
 function newConnection<P>(socket: Socket, peer: P, { idleMs }: ConnectionLimits): CallerSocket<P> {
-  return {
-    socket,
-    peer,
-    phase: "idle",
-    deadline: performance.now() + idleMs,
-    bytesSeen: socket.bytesRead,
-    open: 0,
-    last: Promise.resolve(),
-    isClosing: false,
-  };
+  const [deadline, bytesSeen] = [performance.now() + idleMs, socket.bytesRead];
+  return { socket, peer, phase: "idle", deadline, bytesSeen, open: 0, last: Promise.resolve(), isClosing: false };
 }
 
 /** Null when the body ended early. */

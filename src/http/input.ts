@@ -1,21 +1,9 @@
 // How routes read a request: its JSON body and its query parameters, checked. Anything wrong becomes a Fault that names the
 // field.
-import {
-  type ObjectOptions,
-  type SchemaOptions,
-  type Static,
-  type TObject,
-  type TProperties,
-  type TSchema,
-  Type,
-} from "@sinclair/typebox";
-import {
-  type TypeCheck,
-  TypeCompiler,
-  type ValueError,
-  type ValueErrorIterator,
-  ValueErrorType,
-} from "@sinclair/typebox/compiler";
+import type { ObjectOptions, SchemaOptions, Static, TObject, TProperties, TSchema } from "@sinclair/typebox";
+import { Type } from "@sinclair/typebox";
+import type { TypeCheck, ValueError, ValueErrorIterator } from "@sinclair/typebox/compiler";
+import { TypeCompiler, ValueErrorType } from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
 import { suggest } from "../core/text.ts";
 import { parseDateTime } from "../core/time.ts";
@@ -41,10 +29,7 @@ export function requireJsonType(request: Request): void {
   throw new Fault("invalid_request", "content-type: must be application/json");
 }
 
-/**
- * A function that reads a request's JSON body, checks it against `schema` and passes it to `use`. Only a few large bodies are
- * held at a time, each until its `use` has ended.
- */
+/** Reads a request's JSON body, checks it and passes it to `use`. Few large bodies are held at a time, each until `use` has ended. */
 export function bodyUser<T extends TSchema>(schema: T, { freeField, ...known }: BodyOptions = {}) {
   // Compiled for the first body: one takes a few milliseconds, and compiling all of them took a tenth of every start.
   let checker: TypeCheck<T> | null = null;
@@ -71,7 +56,6 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField, ...known }: 
   };
 }
 
-/** A function that reads a request's JSON body and checks it against `schema`. */
 export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = {}) {
   const use = bodyUser(schema, options);
   return (request: Request): Promise<Static<T>> => use(request, async (value) => value);
@@ -89,8 +73,7 @@ function meantBy({ path, schema }: ValueError): string | null {
 }
 
 /**
- * The problem of missing fields: told is the unknown field beside them that is near to a known one, since that is the misspelt one.
- *
+ * The problem of missing fields, or of the unknown field beside them that is near to a known one, since that is the misspelt one.
  * @param later the problems after it: first those of missing fields of the same object, then its unknown fields
  */
 function missing({ path }: ValueError, later: ValueErrorIterator): Fault {
@@ -138,9 +121,7 @@ function describe(
   // For "a value or null", the problem inside the value says more than "neither of the two".
   const [inside] = error.type === ValueErrorType.Union ? error.errors : [];
   const inner = inside?.First();
-  if (inside !== undefined && inner !== undefined && inner.path.length > error.path.length) {
-    return describe(inner, inside);
-  }
+  if (inside && inner && inner.path.length > error.path.length) return describe(inner, inside);
   const field = fieldOf(error.path);
   if (error.type === ValueErrorType.ObjectAdditionalProperties) {
     const other = elsewhere?.get(field);
@@ -173,11 +154,7 @@ export function nullable<T extends TSchema>(schema: T, expected: string, options
   return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null`, ...options });
 }
 
-/**
- * The query of a request. A parameter that the route does not take would be a filter that filters nothing, so it is refused.
- *
- * @throws Fault `invalid_request` that names the parameter
- */
+/** @throws Fault `invalid_request` for a parameter that the route does not take, which would be a filter that filters nothing */
 export function queryOf(request: Request, { queryNames }: Pick<Operation, "queryNames">): URLSearchParams {
   const start = request.url.indexOf("?");
   const query = new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
@@ -207,7 +184,6 @@ export function dateTime(query: URLSearchParams, name: string): number | null {
   return time;
 }
 
-/** The documentation of the parameter that `limitOf` reads. */
 export const LIMIT_QUERY = {
   limit: {
     description: `How many at most, 1 to ${MAX.pageItems}; others are clamped.`,
@@ -215,7 +191,6 @@ export const LIMIT_QUERY = {
   },
 };
 
-/** The documentation of the parameters that `page` reads. */
 export const PAGE_QUERY = {
   ...LIMIT_QUERY,
   offset: { description: "How many to skip.", schema: Type.Integer({ minimum: 0, default: 0 }) },
@@ -231,17 +206,12 @@ export const PAGE_FIELDS = {
   offset: Type.Integer({ minimum: 0, description: "How many were skipped." }),
 };
 
-/** `limit`, clamped to its bounds. */
 export function limitOf(query: URLSearchParams): number {
   return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, MAX.pageItems);
 }
 
-/** `limit` and `offset`, clamped to their bounds. */
 export function page(query: URLSearchParams): { limit: number; offset: number } {
-  return {
-    limit: limitOf(query),
-    offset: clampedInteger(query, "offset", 0, 0, Number.MAX_SAFE_INTEGER),
-  };
+  return { limit: limitOf(query), offset: clampedInteger(query, "offset", 0, 0, Number.MAX_SAFE_INTEGER) };
 }
 
 function clampedInteger(query: URLSearchParams, name: string, fallback: number, min: number, max: number): number {

@@ -77,10 +77,8 @@ export class Intake {
   }
 
   /**
-   * The whole body of a request of `tenant`, at most `bytesMax` bytes.
-   *
-   * @throws at once or as rejection: Fault `payload_too_large`; `invalid_request` when the body ends early, falls silent or
-   *   takes too long; `unavailable` when large bodies need too much memory
+   * @throws at once or as rejection: Fault `payload_too_large`; `invalid_request` when the body ends early, falls silent or takes
+   *   too long; `unavailable` when large bodies need too much memory
    */
   readBody(request: Request, tenant: string, bytesMax: number, hold: BodyHolding | null = null): Promise<CallBody> {
     // A declared length bounds the body: the HTTP parser accepts no more than that.
@@ -88,9 +86,8 @@ export class Intake {
     if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
     if (declared !== null && declared <= TINY_BYTES) return this.#readOnePiece(request, tenant);
     const read = () => this.#readLarge(request, tenant, { declared, bytesMax }, hold);
-    return (isChunked(request.headers) ? this.#chunked(tenant, read) : read()).catch((cause) => {
-      throw endedEarly(cause);
-    });
+    const reading = isChunked(request.headers) ? this.#chunked(tenant, read) : read();
+    return reading.catch((cause) => Promise.reject(endedEarly(cause)));
   }
 
   /** As `readBody`, with the body joined into one array. */
@@ -170,10 +167,8 @@ export class Intake {
   }
 
   /**
-   * Charges a body for `held` bytes; waits for them while other tenants hold more than their share.
-   *
-   * @param most the most that the body may come to, for which it waits at once
-   * @throws Fault `unavailable`; the reason for which the body is aborted meanwhile
+   * Charges a body for `held` bytes; waits while other tenants hold more than their share, and then for the `most` that it may come
+   * to. @throws Fault `unavailable`; the reason for which the body is aborted meanwhile
    */
   async #charge({ holding, tenant, aborting }: IncomingBody, held: number, most: number): Promise<void> {
     const least = held - holding.amount;
@@ -191,11 +186,9 @@ export class Intake {
 }
 
 /**
- * The runtime (Bun 1.4.5) hands over a chunked body as complete at its last chunk. If a trailer follows in the same packet, the
- * runtime answers 400 and closes the connection, and by the next turn of the event loop the signal shows that. A call that was
- * made nevertheless would cost a caller who was told 400. A trailer in a later packet comes too late to be seen.
- *
- * @throws Fault `invalid_request` when the connection was closed, by the runtime or by the caller
+ * The runtime (Bun 1.4.5) hands over a chunked body at its last chunk. If a trailer follows in the same packet (a later one is not
+ * seen), it answers 400 and closes the connection, which the signal shows in the next turn of the event loop. A call that was made
+ * nevertheless would cost a caller who was told 400. @throws Fault `invalid_request` when the connection was closed
  */
 async function checkTrailer({ signal }: Request): Promise<void> {
   await new Promise(setImmediate);
@@ -268,17 +261,14 @@ function lateBody(problem: string): Fault {
   return new Fault("invalid_request", `body: ${problem}`, { closesConnection: true });
 }
 
+type TimeLimits = Pick<IntakeLimits, "msMax" | "silenceMsMax">;
+
 /** Calls `abort` when the body has taken too long or been silent too long. */
-function startTimers(
-  { msMax, silenceMsMax }: Pick<IntakeLimits, "msMax" | "silenceMsMax">,
-  abort: (late: Fault) => void,
-) {
+function startTimers({ msMax, silenceMsMax }: TimeLimits, abort: (late: Fault) => void) {
   const whole = setTimeout(() => abort(lateBody(`did not arrive within ${msMax / 1000} seconds`)), msMax);
   const silence = setTimeout(() => abort(lateBody(`no data for ${silenceMsMax / 1000} seconds`)), silenceMsMax);
   return {
-    received() {
-      silence.refresh();
-    },
+    received: () => silence.refresh(),
     stop() {
       clearTimeout(whole);
       clearTimeout(silence);
@@ -301,9 +291,8 @@ interface Sizes {
 
 /**
  * Reads a body to its end. The next piece is read only after the last one has had its turn; until then flow control keeps the
- * rest with its sender. Otherwise 80 bodies that arrive together would bring 63 MB in one turn of the event loop.
- *
- * @param arrived called after each piece; throws when the body is not to be read on
+ * rest with its sender. Otherwise 80 bodies that arrive together would bring 63 MB in one turn of the event loop. After each piece
+ * `arrived` is called, which throws when the body is not to be read on.
  */
 async function readInto(
   gathered: BodyBuffer,
@@ -325,9 +314,7 @@ async function readInto(
 }
 
 /**
- * The declared length of a request's body in bytes; null when the head declares none. A header that was sent twice is not a
- * length: the runtime joins its values ("3, 3").
- *
+ * Null when the head declares no length. Two headers, which the runtime joins ("3, 3"), are none either.
  * @throws Fault `invalid_request` that closes the connection, since it is unknown where the next request begins
  */
 export function declaredLength(headers: Headers): number | null {
@@ -340,7 +327,7 @@ export function declaredLength(headers: Headers): number | null {
 /** Whether the body is sent in chunks, so that its length is known only at its end. */
 export const isChunked = (headers: Headers): boolean => headers.has("transfer-encoding");
 
-export interface DrainLimits extends Pick<IntakeLimits, "msMax" | "silenceMsMax"> {
+export interface DrainLimits extends TimeLimits {
   /** The most bytes of one body. */
   readonly bytesMax: number;
   /** The most bodies at a time, shared out by caller. All unknown callers count as one. */
@@ -384,10 +371,8 @@ export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {
   }
 
   /**
-   * Reads and drops the rest of a request's body. A body that another reader holds, or has read whole, is left to that reader,
-   * which releases it if it gives up. Returns at once when the connection stays open. Never rejects.
-   *
-   * @param caller the caller whose share is charged
+   * Reads and drops the rest of a request's body, in the caller's share. One that another reader holds or has read whole is left to
+   * that reader, which releases it if it gives up. Returns at once when the connection stays open. Never rejects.
    */
   return (request: Request, response: Response, caller: string): Promise<unknown> | undefined => {
     if (isChunked(request.headers)) return drainChunks(request, response, caller);

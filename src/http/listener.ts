@@ -34,9 +34,8 @@ const WINDOWS_MAX = 4;
 /** A holder loses connections when it has more than this many times the average of the others. */
 const MUCH_MORE = 5 / 4;
 /**
- * Requests between two sweeps whose tenant is noted; all are noted when more than one of `MARGIN_PART` descriptors is in use.
- * Noting one takes 0.7 µs (measured), so 256 take 0.4 percent of the time. A burst of calls of which few were noted would
- * look like strangers that send no request.
+ * Requests between two sweeps whose tenant is noted, in 0.4 percent of the time; all are noted when more than one of `MARGIN_PART`
+ * descriptors is in use, since a burst of calls of which few were noted would look like strangers that send no request.
  */
 const NOTES = 256;
 
@@ -50,11 +49,7 @@ export interface ListenerOptions extends Omit<PortAddress, "variable"> {
   /** A connection is closed after this time without a byte. */
   readonly idleSeconds: number;
   /** @param noteOwner to be called with the tenant of the request before it is answered */
-  readonly answer: (
-    request: Request,
-    server: Bun.Server<undefined>,
-    noteOwner: NoteOwner,
-  ) => Response | Promise<Response>;
+  answer(request: Request, server: Bun.Server<undefined>, noteOwner: NoteOwner): Response | Promise<Response>;
 }
 
 type NoteOwner = (request: Request, tenant: string) => void;
@@ -93,10 +88,8 @@ export function listen(options: ListenerOptions) {
   /** Closes the port and idle connections, in 9 µs each (measured). Responses in flight end their own connections. */
   function close({ server }: OpenPort): void {
     listening = null;
-    closing.set(
-      server,
-      server.stop().finally(() => closing.delete(server)),
-    );
+    const stopped = server.stop().finally(() => closing.delete(server));
+    closing.set(server, stopped);
   }
 
   function sweep(): void {
@@ -125,8 +118,8 @@ export function listen(options: ListenerOptions) {
   return {
     port,
     /**
-     * Leaves a shared port: new connections go to the other processes, and those that have come here are accepted. Closing the
-     * port would reset those that are still in its backlog. A client whose handshake is refused tries again after a second.
+     * Leaves a shared port: new connections go to the other processes, and those in its backlog are accepted, which to close the port
+     * would reset. A client whose handshake is refused tries again after a second.
      */
     async leave(): Promise<void> {
       if (!options.reusePort || listening === null || listening.descriptor === null) return;
@@ -191,23 +184,17 @@ function lowestFree(): number {
 
 /** The most descriptors for connections. Bun has raised the system's limit as far as it may; that of macOS is above ours. */
 export function mostOpen(): number {
-  const limit = /^Max open files +(\d+)/m.exec(readLimits())?.[1];
-  return limit === undefined
-    ? MAX.openFiles
-    : Math.min(MAX.openFiles, Math.floor(Number(limit) * (1 - 1 / RESERVED_PART)));
-}
-
-function readLimits(): string {
   try {
-    return readFileSync("/proc/self/limits", "utf8");
+    const limit = /^Max open files +(\d+)/m.exec(readFileSync("/proc/self/limits", "utf8"))?.[1] ?? "Infinity";
+    return Math.min(MAX.openFiles, Math.floor(Number(limit) * (1 - 1 / RESERVED_PART)));
   } catch {
-    return "";
+    return MAX.openFiles;
   }
 }
 
 /**
- * A lower bound of the number of descriptors in use. A new descriptor gets the lowest free number, so all numbers below the
- * last probe, except the probes, are in use. A probe takes 3 µs; counting 15,000 descriptors took 40 ms (measured).
+ * A lower bound of the descriptors in use: a new one gets the lowest free number, so all numbers below the last probe, except the
+ * probes, are in use. A probe takes 3 µs; counting 15,000 descriptors took 40 ms (measured).
  */
 function leastInUse(probes: number): number {
   const opened: number[] = [];
@@ -225,18 +212,10 @@ function leastInUse(probes: number): number {
 const TENANT = "=";
 const isTenant = (holder: string): boolean => holder.startsWith(TENANT);
 
-interface HeldConnection extends OpenConnection {
-  readonly holder: string;
-}
+type HeldConnection = OpenConnection & { readonly holder: string };
 
-/** Which holders lose connections. */
-interface Eviction {
-  has(holder: string): boolean;
-  /** The most connections to end. */
-  readonly most: number;
-  /** The tenant, if it is a single one that has much more than others. */
-  readonly tenant?: string;
-}
+/** Which holders lose connections, how many at most, and the tenant, if a single one has much more than others. */
+type Eviction = Readonly<{ has(holder: string): boolean; most: number; tenant?: string }>;
 
 /** @param holders one for each connection */
 function chooseEviction(holders: readonly string[], margin: number): Eviction {
@@ -276,9 +255,8 @@ function evict(seen: readonly HeldConnection[], count: number, { has, most, tena
 }
 
 /**
- * Counts who holds the connections: a tenant, or the strangers of a network. All descriptors are too many for one sweep, so
- * they are examined window by window, and each window's result is kept until its next turn. No connection is ended before
- * all windows have been examined.
+ * Counts who holds the connections: a tenant, or the strangers of a network. All descriptors are too many for one sweep, so they are
+ * examined window by window. No connection is ended before all windows have been examined.
  */
 function createCensus(port: number, openMax: number, margin: number) {
   /** The holders of the connections in each window. */

@@ -113,10 +113,7 @@ export interface Operation extends DocumentDecoration {
   readonly queryNames: readonly string[];
 }
 
-/**
- * The OpenAPI operation of a route, for its `detail`. It is made when the document is serialised: making all operations at the
- * start took a tenth of its time.
- */
+/** The operation of a route, for its `detail`, made when the document is serialised: all of them took a tenth of every start. */
 export function operation(doc: OperationDoc): Operation {
   return { toJSON: () => operationOf(doc), queryNames: Object.keys(doc.query ?? {}) } as unknown as Operation;
 }
@@ -131,15 +128,11 @@ function operationOf(doc: OperationDoc) {
     servers: doc.servers,
     security: doc.open ? [] : [{ [security]: [] }],
     parameters: [
-      ...parameters("path", doc.path),
-      ...parameters("query", doc.query),
-      ...parameters("header", doc.headers),
-    ],
-    requestBody: doc.body && {
-      description: doc.body.description,
-      required: true,
-      content: content(doc.body),
-    },
+      parameters("path", doc.path),
+      parameters("query", doc.query),
+      parameters("header", doc.headers),
+    ].flat(),
+    requestBody: doc.body && { description: doc.body.description, required: true, content: content(doc.body) },
     responses: Object.fromEntries([
       success(doc.response),
       ...[...new Set([...doc.errors, ...errorsOf(doc.open ? null : security)])].map((kind) =>
@@ -181,10 +174,7 @@ function identifier(summary: string): string {
     .join("");
 }
 
-/**
- * A value of the document without what only input.ts needs, and with the bounds that code checks instead of the schema
- * (`x-bounds`). Changes it in place.
- */
+/** Takes out of a value of the document what only input.ts needs, and applies the bounds that code checks (`x-bounds`). */
 // biome-ignore lint/suspicious/noExplicitAny: what JSON.parse gives.
 export function plainSchema(value: any): any {
   if (typeof value !== "object" || value === null) return value;
@@ -222,10 +212,9 @@ function content({ schema, mediaType = "application/json", example, examples }: 
 
 const REQUEST_ID = { "X-Request-ID": "The request's ID: the caller's own when it sent a usable one." };
 
-function headers(described: Readonly<Record<string, string>>) {
-  return Object.fromEntries(
-    Object.entries(described).map(([name, description]) => [name, { description, schema: Type.String() }]),
-  );
+function headers(texts: Readonly<Record<string, string>>) {
+  const all = Object.entries(texts).map(([name, description]) => [name, { description, schema: Type.String() }]);
+  return Object.fromEntries(all);
 }
 
 function success(response: ResponseDoc) {
@@ -238,12 +227,9 @@ function success(response: ResponseDoc) {
   return [SUCCESS[response.status ?? "ok"], value];
 }
 
+const COARSE = "Coarse and safe to show; a field error starts with the field's name.";
 const ErrorBody = Type.Object(
-  {
-    error: Type.String({
-      description: "Coarse and safe to show; a field error starts with the field's name.",
-    }),
-  },
+  { error: Type.String({ description: COARSE }) },
   { $id: "Error", additionalProperties: false },
 );
 
@@ -257,75 +243,53 @@ interface FaultDoc {
 const RETRY_AFTER = { "Retry-After": "Whole seconds to wait before the next try." };
 
 const FAILURES: Readonly<Record<FaultKind, FaultDoc>> = {
-  invalid_request: {
-    description: "The body, a parameter or a header is malformed or breaks a rule.",
-    example: "name: required",
-  },
+  invalid_request: described("The body, a parameter or a header is malformed or breaks a rule.", "name: required"),
   unauthenticated: {
     description: "The bearer token is missing or invalid, or lacks the tenant or the user. No body.",
     headers: { "WWW-Authenticate": "`Bearer`" },
   },
-  payment_required: {
-    description: "The payment is missing, or could not be verified or settled.",
-    example: "payment required",
-  },
-  denied: { description: "The tenant's policy denies the call.", example: "denied by policy" },
-  forbidden: {
-    description: "The token lacks the scope that writing needs (TOLLGATE_MANAGE_SCOPE).",
-    example: "the token lacks the scope tollgate:manage",
-    headers: { "WWW-Authenticate": '`Bearer error="insufficient_scope"`, and the scope.' },
-  },
-  over_limit: {
-    description: "A limit of the account is exceeded.",
-    example: "the payment is outside the limits of this account",
-  },
-  not_found: { description: "The caller's tenant has no such resource.", example: "no such agent" },
-  method_not_allowed: {
-    description: "Method not allowed; `Allow` names those of the path.",
-    example: methodNotAllowed(["POST"], " for the agent's protocol").message,
-    headers: { Allow: "The methods of this path." },
-  },
-  conflict: {
-    description: "The request conflicts with the current state.",
-    example: "name: already in use",
-  },
-  payload_too_large: {
-    description: "The body is too large.",
-    example: `body: larger than ${MAX.managementBodyBytes} bytes`,
-  },
-  agent_not_invocable: {
-    description: "The agent is inactive, suspended, or has no `upstream_url`; or the call is a loop, by its `Via`.",
-    example: "the agent is suspended",
-  },
-  rate_limited: {
-    description: "The agent's rate limit is exceeded.",
-    example: "the agent's rate limit is exceeded",
-    headers: RETRY_AFTER,
-  },
+  payment_required: described("The payment is missing, or could not be verified or settled.", "payment required"),
+  denied: described("The tenant's policy denies the call.", "denied by policy"),
+  forbidden: described(
+    "The token lacks the scope that writing needs (TOLLGATE_MANAGE_SCOPE).",
+    "the token lacks the scope tollgate:manage",
+    { "WWW-Authenticate": '`Bearer error="insufficient_scope"`, and the scope.' },
+  ),
+  over_limit: described("A limit of the account is exceeded.", "the payment is outside the limits of this account"),
+  not_found: described("The caller's tenant has no such resource.", "no such agent"),
+  method_not_allowed: described(
+    "Method not allowed; `Allow` names those of the path.",
+    methodNotAllowed(["POST"], " for the agent's protocol").message,
+    { Allow: "The methods of this path." },
+  ),
+  conflict: described("The request conflicts with the current state.", "name: already in use"),
+  payload_too_large: described("The body is too large.", `body: larger than ${MAX.managementBodyBytes} bytes`),
+  agent_not_invocable: described(
+    "The agent is inactive, suspended, or has no `upstream_url`; or the call is a loop, by its `Via`.",
+    "the agent is suspended",
+  ),
+  rate_limited: described("The agent's rate limit is exceeded.", "the agent's rate limit is exceeded", RETRY_AFTER),
   internal: { description: "An unexpected error on the server's side. No body." },
-  bad_gateway: {
-    description: "The upstream gave no answer, or could not be reached.",
-    example: "the upstream gave no answer",
-  },
-  gateway_timeout: {
-    description: "The upstream gave no answer in time.",
-    example: "the upstream gave no answer in time",
-  },
-  unavailable: {
-    description: "The service cannot do this just now: it is shutting down, or its store takes no writes.",
-    example: "the service is shutting down",
-    headers: RETRY_AFTER,
-  },
+  bad_gateway: described("The upstream gave no answer, or could not be reached.", "the upstream gave no answer"),
+  gateway_timeout: described("The upstream gave no answer in time.", "the upstream gave no answer in time"),
+  unavailable: described(
+    "The service cannot do this just now: it is shutting down, or its store takes no writes.",
+    "the service is shutting down",
+    RETRY_AFTER,
+  ),
 };
+
+/** @param example the Error's message */
+function described(description: string, example: string, headers: FaultDoc["headers"] = {}): FaultDoc {
+  return { description, example, headers };
+}
 
 function failure(kind: FaultKind, answer: FaultAnswerDoc | undefined) {
   const { description, example, headers: own } = FAILURES[kind];
   const { schema, example: said = example } = answer ?? {};
   const plain = { schema: ErrorBody, example: { error: schema === undefined ? said : example } };
-  const either = schema && {
-    schema: Type.Union([schema, ErrorBody]),
-    examples: { [kind]: said, error: plain.example },
-  };
+  const examples = { [kind]: said, error: plain.example };
+  const either = schema && { schema: Type.Union([schema, ErrorBody]), examples };
   const value = {
     description: answer?.description ?? description,
     headers: headers({ ...own, ...answer?.headers, ...REQUEST_ID }),

@@ -13,13 +13,8 @@ export interface PlainListenerLimits extends ConnectionLimits {
   readonly connections: number;
 }
 
-const LIMITS: PlainListenerLimits = {
-  connections: MAX.plainConnections,
-  idleMs: 10_000,
-  headMs: 5_000,
-  bodyMs: 5_000,
-  flushMs: 10_000,
-};
+const TIMES = { idleMs: 10_000, headMs: 5_000, bodyMs: 5_000, flushMs: 10_000 };
+const LIMITS: PlainListenerLimits = { connections: MAX.plainConnections, ...TIMES };
 /** Peers are not identified here, so no identity expires. */
 const ANYBODY = { expiresAt: Number.POSITIVE_INFINITY };
 
@@ -76,11 +71,7 @@ function admit(server: Server, sockets: OpenSockets, options: PlainListenerOptio
 
   server.on("connection", (socket) => {
     const address = socket.remoteAddress ?? "";
-    if (!mayEnter(address)) {
-      socket.on("error", () => {});
-      socket.destroy();
-      return;
-    }
+    if (!mayEnter(address)) return void socket.on("error", () => {}).destroy();
     admitted.set(socket, address);
     sockets.add(socket, () => release(socket));
     http.take(socket, ANYBODY);

@@ -47,10 +47,7 @@ type ResponseHeaders = Readonly<Record<string, string>>;
 
 /** A short JSON response; long ones use createLargeResponses. `application/json` has no charset (RFC 8259, section 11). */
 export function json(status: keyof typeof SUCCESS, value: unknown, headers?: ResponseHeaders): Response {
-  return new Response(JSON.stringify(value), {
-    status: SUCCESS[status],
-    headers: { ...JSON_HEADERS, ...headers },
-  });
+  return new Response(JSON.stringify(value), { status: SUCCESS[status], headers: { ...JSON_HEADERS, ...headers } });
 }
 
 /** A response of JSON that is text already, for the most frequent response. It adds its headers to `headers` in place. */
@@ -138,11 +135,7 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
     return parts.weight;
   }
 
-  /**
-   * A response with the body that `make` makes. `make` is called again if there was no room for its first body.
-   *
-   * @throws Fault `unavailable` when the tenant's callers leave no room for long; what `make` throws
-   */
+  /** @throws Fault `unavailable` when the tenant's callers leave no room for long; what `make` throws */
   async function respond({ tenant, request, weight = 0, ...rest }: LargeResponse, make: Make): Promise<Response> {
     const { status = "ok", type = "application/json", headers } = rest;
     const room = shareFor(queue, tenant, request, waitMsMax);
@@ -153,10 +146,8 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
         body = await tryMake(room, make);
       }
       if (typeof body === "string") room.leave();
-      return new Response(body, {
-        status: SUCCESS[status],
-        headers: { ...JSON_HEADERS, ...headers, "content-type": type },
-      });
+      const sent = { ...JSON_HEADERS, ...headers, "content-type": type };
+      return new Response(body, { status: SUCCESS[status], headers: sent });
     } catch (error) {
       room.leave();
       throw error;
@@ -169,9 +160,8 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
     respondJson: (response: LargeResponse, read: () => Promise<unknown>): Promise<Response> =>
       respond(response, async () => JSON.stringify(await read())),
     /**
-     * A response with a list of items, each as large as its author made it. A few items are made at a time, with turns of the
-     * event loop in between. A short list is sent whole; a long one is made only as fast as its caller reads it, so that slow
-     * readers fill no memory.
+     * A response with a list of items, each as large as its author made it, a few of which are made in a turn of the event loop. A
+     * long list is made only as fast as its caller reads it, so that slow readers fill no memory.
      */
     jsonList: <T>(response: LargeResponse, list: JsonList<T>): Promise<Response> =>
       respond(response, () => begun(response.tenant, () => beginningOf(response.tenant, list))),
@@ -204,8 +194,8 @@ function shareFor(queue: FairQueue, tenant: string, request: LargeResponse["requ
       try {
         await untilFirst([request.signal], async (end) => enter(queue, wanted, end), waitMsMax);
       } catch (cause) {
-        const tooMany = "too many responses are being read slowly";
-        throw new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });
+        const detail = { retryAfterSeconds: 1, cause };
+        throw new Fault("unavailable", "too many responses are being read slowly", detail);
       }
       held = weight;
     },
@@ -273,15 +263,12 @@ export interface JsonList<T> {
 async function beginningOf<T>(tenant: string, list: JsonList<T>): Promise<string | ResponseParts> {
   const pieces = listPieces(tenant, list);
   const first = (await pieces.next()).value ?? "";
-  if (first.length >= SMALL_CHARACTERS) return { weight: LONG_WEIGHT, first, pieces };
-  return first;
+  return first.length < SMALL_CHARACTERS ? first : { weight: LONG_WEIGHT, first, pieces };
 }
 
 /** The text of the list in pieces, of which only the last may be small. */
-async function* listPieces<T>(
-  tenant: string,
-  { name, rows, view, rest = {} }: JsonList<T>,
-): AsyncGenerator<string, void> {
+async function* listPieces<T>(tenant: string, list: JsonList<T>): AsyncGenerator<string, void> {
+  const { name, rows, view, rest = {} } = list;
   const iterator = rows()[Symbol.asyncIterator]();
   let text = `{${JSON.stringify(name)}:[`;
   let separator = "";
@@ -292,10 +279,8 @@ async function* listPieces<T>(
     const until = performance.now() + TURN_MS;
     while (text.length < enough && performance.now() < until) {
       const { done, value } = await iterator.next();
-      if (done) {
-        isDone = true;
-        return;
-      }
+      isDone = done === true;
+      if (isDone) return;
       text += separator + JSON.stringify(view(value));
       separator = ",";
     }

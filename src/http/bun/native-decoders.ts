@@ -10,18 +10,12 @@ import { asBuffer } from "../../core/bytes.ts";
 
 export type DecoderFormat = "gzip" | "deflate" | "deflate-raw" | "br" | "zstd";
 
+type BufferPart = [bytes: Uint8Array, at: number, length: number];
+
 interface Handle {
   onerror: (message: string, errno: number, code: string) => void;
   init(...options: readonly unknown[]): void;
-  write(
-    flush: number,
-    input: Uint8Array,
-    inputAt: number,
-    inputBytes: number,
-    output: Uint8Array,
-    outputAt: number,
-    outputBytes: number,
-  ): void;
+  write(flush: number, ...buffers: [...input: BufferPart, ...output: BufferPart]): void;
   close(): void;
 }
 
@@ -32,8 +26,8 @@ export const ROOM_BYTES = 128 * 1024;
 export const ZSTD_WINDOW_LOG_MAX = 23;
 export const ZSTD_WINDOW_TOO_LARGE = "ZSTD_error_frameParameter_windowTooLarge";
 /**
- * A frame with the content "x". Appended to a body, it yields "x" only if the body's last frame was complete. Its first byte is
- * fed alone: a decoder that waits for the rest of a frame header would otherwise take this frame for that one.
+ * A frame with the content "x", which it yields only after a body whose last frame was complete. Its first byte is fed alone, so that
+ * a decoder that waits for the rest of a frame header does not take this frame for that rest.
  */
 const ZSTD_FRAME = [Uint8Array.of(0x28), Uint8Array.of(0xb5, 0x2f, 0xfd, 0x20, 1, 9, 0, 0, 0x78)];
 
@@ -45,11 +39,10 @@ const ZLIB_MODES = { gzip: constants.GUNZIP, deflate: constants.INFLATE, "deflat
 
 /** The class of a stream's native handle. The stream serves only to find it. */
 function handleClassOf(stream: object) {
-  const { _handle: handle, close } = stream as { _handle: Handle; close(): void };
-  close.call(stream);
-  return handle.constructor as new (
-    mode: number,
-  ) => Handle;
+  const opened = stream as { _handle: { constructor: new (mode: number) => Handle }; close(): void };
+  const handleClass = opened._handle.constructor;
+  opened.close();
+  return handleClass;
 }
 
 const LEAST_CHUNK = { chunkSize: 64 };
@@ -98,11 +91,7 @@ export class NativeDecoder {
     };
   }
 
-  /**
-   * @returns the output, how many bytes of the input were used, and whether the output buffer was filled, so that there may be
-   *   more output without more input
-   * @throws Error with a code when the input is corrupt
-   */
+  /** When `isFull`, there may be more output without more input. @throws Error with a code when the input is corrupt */
   decode(input: Uint8Array) {
     return this.#write(0, input);
   }

@@ -78,9 +78,8 @@ export function keepReceiveBufferSmall(socket: object, bytes: number = BUFFER_BY
 /**
  * Finds the port's listening socket, enlarges its backlog, and makes the receive buffers of its connections small.
  *
- * @param from the lowest descriptor that was free before the port was opened. The search begins there, and goes round in case
- *   another thread freed a lower one meanwhile: to examine all 32,768 took 15 ms of every start (measured)
- * @param below an upper bound of all descriptors
+ * @param from the lowest descriptor that was free before the port was opened: to examine all 32,768 took 15 ms of every start. The
+ *   search goes round, up to `below`, in case another thread freed a lower one meanwhile
  * @returns the port's descriptor; null when it was not found
  */
 export function enlargeBacklog(from: number, below: number): number | null {
@@ -101,13 +100,11 @@ export function enlargeBacklog(from: number, below: number): number | null {
  * A socket filter (classic BPF, `linux/filter.h`) that drops segments with SYN, which begin a handshake: load the byte with the
  * flags (RFC 9293, section 3.1); if SYN is set keep nothing, else keep all.
  */
-const NO_SYN = new Uint8Array(
-  [
-    [0x30, 0, 0, 0, 13, 0, 0, 0],
-    [0x45, 0, 0, 1, 0x02, 0, 0, 0],
-    [0x06, 0, 0, 0, 0, 0, 0, 0],
-    [0x06, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
-  ].flat(),
+const NO_SYN = Uint8Array.of(
+  ...[0x30, 0, 0, 0, 13, 0, 0, 0],
+  ...[0x45, 0, 0, 1, 0x02, 0, 0, 0],
+  ...[0x06, 0, 0, 0, 0, 0, 0, 0],
+  ...[0x06, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
 );
 const INSTRUCTION_BYTES = 8;
 
@@ -144,12 +141,10 @@ export interface OpenConnection {
 }
 
 /** Identifies an open connection. The runtime spells addresses as the system does (measured). */
-export const peerName = ({ address, port }: Pick<Bun.SocketAddress, "address" | "port">): string =>
-  `${address} ${port}`;
+export const peerName = ({ address, port }: Omit<Bun.SocketAddress, "family">): string => `${address} ${port}`;
 
 /**
- * The range of addresses that one client may have: a single IPv4 address (also on an IPv6 socket), or an IPv6 network.
- *
+ * The addresses that one client may have: a single IPv4 address (also on an IPv6 socket), or an IPv6 network.
  * @param half the first half of an IPv6 address, which is its network (RFC 4291, section 2.5.4)
  */
 export function networkOf(address: string, half: bigint): string {

@@ -29,15 +29,9 @@ export class Undecodable extends Error {
   override readonly name = "Undecodable";
 }
 
-type Coding = "gzip" | "deflate" | "br" | "zstd";
+type Coding = keyof typeof DECODER_BYTES;
 
-const CODINGS: Readonly<Record<string, Coding>> = {
-  gzip: "gzip",
-  "x-gzip": "gzip",
-  deflate: "deflate",
-  br: "br",
-  zstd: "zstd",
-};
+const isCoding = (name: string): name is Coding => Object.hasOwn(DECODER_BYTES, name);
 
 interface Codings {
   /** Codings to decode, outermost first. Empty also when one is unknown, in which case the body stays as it is. */
@@ -65,8 +59,8 @@ function codingsIn(headers: AnswerHeaders): Codings {
   const names = [...namesIn(content), ...transfer];
   const list: Coding[] = [];
   for (const name of names.filter((each) => each !== "" && each !== "identity").reverse()) {
-    const coding = Object.hasOwn(CODINGS, name) ? CODINGS[name] : undefined;
-    if (coding === undefined) return { list: [], problem: transfer.length === 0 ? null : "an unknown transfer coding" };
+    const coding = name === "x-gzip" ? "gzip" : name;
+    if (!isCoding(coding)) return { list: [], problem: transfer.length === 0 ? null : "an unknown transfer coding" };
     list.push(coding);
   }
   if (list.length > MAX.encodings) return { list, problem: `more than ${MAX.encodings} encodings` };
@@ -81,12 +75,7 @@ export function isEncoded(headers: AnswerHeaders): boolean {
 
 export interface DecodedFor {
   readonly tenant: string;
-  /**
-   * Waits until the memory is available. Resolves with a function that gives it back.
-   *
-   * @param signal ends the wait; the promise rejects with its reason
-   * @param evict called when others need the memory, which must then be given back soon
-   */
+  /** Resolves with a function that gives the memory back, which must happen soon after `evict`. @throws the signal's reason */
   decoderMemory(bytes: number, signal: StopSignal, evict: () => void): Promise<() => void>;
 }
 
@@ -97,8 +86,7 @@ export type DecoderShare = ReturnType<typeof createDecoderShare>;
 
 /**
  * The memory of all decoders of a thread, shared out by tenant and then by agent. An answer of a few hundred bytes can make its
- * decoder hold 16 MiB for as long as it stays open. So a decoder of a tenant above its share is evicted when others wait (see
- * kernel/share.ts).
+ * decoder hold 16 MiB while it is open, so a decoder of a tenant above its share is evicted when others wait (kernel/share.ts).
  */
 export function createDecoderShare(size: number) {
   const memory = new ReclaimableShare(size);
@@ -126,7 +114,7 @@ const MIB = 1024 * KIB;
 const BROTLI_TABLES_BYTES = 4 * MIB;
 
 /** The most memory that the decoder of each coding may hold, in bytes. */
-const DECODER_BYTES: Readonly<Record<Coding, number>> = {
+const DECODER_BYTES = {
   // The window of 32 KiB, tables, and overhead.
   gzip: 64 * KIB + ROOM_BYTES,
   deflate: 64 * KIB + ROOM_BYTES,
@@ -347,15 +335,8 @@ type BodyBytes = Pick<BodyReader, "read" | "cancel">;
 /** A reader of the body as it was sent, still encoded. */
 function sentBody({ whole, body }: Answer): BodyBytes {
   if (body !== null) return body.getReader();
-  let value = whole?.length ? whole : undefined;
-  return {
-    async read() {
-      const piece = value;
-      value = undefined;
-      return { done: piece === undefined, value: piece };
-    },
-    async cancel() {},
-  };
+  const left = whole?.length ? [whole] : [];
+  return { read: async () => ({ done: left.length === 0, value: left.pop() }), cancel: async () => {} };
 }
 
 async function* sentChunks(reader: BodyBytes): Chunks {
@@ -363,8 +344,8 @@ async function* sentChunks(reader: BodyBytes): Chunks {
 }
 
 /**
- * The decoded body. Its reader reads it to the end, returns early, or aborts it by the signal. Its errors are OutboundErrors,
- * BodyTooLarge when the output of a coding is larger than `maxBytes`, Undecodable, or the signal's reason.
+ * The decoded body, to be read to its end, returned early, or aborted by the signal.
+ * @throws OutboundError; BodyTooLarge when the output of a coding is larger than `maxBytes`; Undecodable; the signal's reason
  */
 export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, signal }: OpenOptions): Chunks {
   const reader = sentBody(response);
@@ -392,7 +373,7 @@ export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, si
 /** As `readBody`, without waiting: for a small answer that arrived whole and is not encoded. Null for any other. */
 export function bodyAtOnce({ whole, headers }: Answer, limits: BodyLimits): BodyRead | null {
   const { maxBytes, captureBytes, beyond, signal } = limits;
-  if (whole === undefined || whole === null || whole.length > Math.min(maxBytes, SMALL_BYTES)) return null;
+  if (whole == null || whole.length > Math.min(maxBytes, SMALL_BYTES)) return null;
   if (signal !== undefined || !isPlain(headers)) return null;
   const truncated = whole.length > captureBytes;
   const captured = truncated ? whole.slice(0, captureBytes) : whole;
@@ -408,11 +389,7 @@ async function startOf(chunk: Uint8Array, size: number, { captureBytes, grow }: 
   return chunk.length > room ? chunk.slice(0, room) : chunk;
 }
 
-/**
- * Reads a body to its end and keeps only its start.
- *
- * @throws OutboundError `lost` when the body ends early or its encoding is corrupt; Undecodable; the signal's reason
- */
+/** Keeps the start of a body. @throws OutboundError `lost` when it ends early or is corrupt; Undecodable; the signal's reason */
 export async function readBody(response: Answer, limits: BodyLimits): Promise<BodyRead> {
   const small = bodyAtOnce(response, limits);
   if (small !== null) return small;

@@ -36,9 +36,8 @@ const KEEP_ALIVE_MARGIN_SECONDS = 1;
 const KEEP_ALIVE_TIMEOUT = /(?:^|[,;\s])timeout=(\d{1,9})\s*(?:$|[,;])/i;
 
 /**
- * The pool key of a connection: its tenant, where it leads, and which certificate it shows. Names with one address share no
- * connections, since their servers may belong to different owners. Nor do tenants: what one has left on a connection must not
- * meet another's request.
+ * The pool key of a connection. Names with one address share none, since their servers may belong to different owners. Nor do
+ * tenants: what one has left on a connection must not meet another's request.
  */
 function poolKey({ target, address, tenant, tlsContext }: PinnedRequest): string {
   return JSON.stringify([tenant, target.isTls, address, target.host, target.serverName, tlsContext.name]);
@@ -62,10 +61,7 @@ function keptSeconds(headers: AnswerHeaders | undefined): number {
   return timeout === undefined ? IDLE_SECONDS : Math.min(IDLE_SECONDS, Number(timeout) - KEEP_ALIVE_MARGIN_SECONDS);
 }
 
-/**
- * The buffer into which sockets read, so that they do not read ahead: the runtime delivers at most its size at a time. All
- * sockets share it, since each read is processed before the next.
- */
+/** Sockets read into it, so that they don't read ahead of its size. All share it, since each read is processed before the next. */
 const ARRIVALS = new Uint8Array(512 * 1024);
 
 /** Where a socket delivers received bytes. They are the first `length` of `bytes`, valid during the call only. */
@@ -86,6 +82,8 @@ interface Dialled {
   readonly arrivals: Arrivals;
 }
 
+type Pool = IdleConnections<UpstreamConnection>;
+
 /** A connection that carries one exchange at a time and waits in the pool in between. */
 class UpstreamConnection implements IdleConnection {
   readonly key: string;
@@ -93,7 +91,7 @@ class UpstreamConnection implements IdleConnection {
   readonly weight: number;
   readonly #socket: net.Socket;
   readonly #parser = new ResponseParser();
-  readonly #pool: IdleConnections<UpstreamConnection>;
+  readonly #pool: Pool;
   #exchange: Exchange | null = null;
   #isSending = false;
   #isClosed = false;
@@ -102,12 +100,7 @@ class UpstreamConnection implements IdleConnection {
   /** Whether any byte of the answer to the latest request has arrived. */
   isAnswered = false;
 
-  constructor(
-    { socket, arrivals }: Dialled,
-    key: string,
-    request: PinnedRequest,
-    pool: IdleConnections<UpstreamConnection>,
-  ) {
+  constructor({ socket, arrivals }: Dialled, key: string, request: PinnedRequest, pool: Pool) {
     this.key = key;
     this.tenant = request.tenant;
     this.weight = request.tlsContext.name === "" ? 1 : OWN_CONTEXT_WEIGHT;
@@ -258,9 +251,8 @@ export function openTransport() {
   const slowDials = createLimiter({ size: SLOW_AT_ONCE, tooMany: "too many connections with long keys" });
 
   /** It is watched from its first moment on: the server may close it before it is used. */
-  async function connect(request: PinnedRequest, key: string): Promise<UpstreamConnection> {
-    return new UpstreamConnection(await dial(request), key, request, pool);
-  }
+  const connect = async (request: PinnedRequest, key: string) =>
+    new UpstreamConnection(await dial(request), key, request, pool);
 
   async function connectSlowly(request: PinnedRequest, key: string): Promise<UpstreamConnection> {
     const work = () => Promise.allSettled([connect(request, key), Bun.sleep(SLOW_DIAL_MS)]);
@@ -349,9 +341,7 @@ export class IdleConnections<Connection extends IdleConnection> {
   }
 
   add(connection: Connection): void {
-    const same = this.#idle.get(connection.key);
-    if (same === undefined) this.#idle.set(connection.key, [connection]);
-    else same.push(connection);
+    this.#idle.getOrInsertComputed(connection.key, () => []).push(connection);
     this.#kept.set(connection.tenant, connection, true, connection.weight);
     this.#sweepLater();
   }
@@ -401,9 +391,8 @@ export interface TlsContext {
 const QUICK_RSA_BITS = 2048;
 
 /**
- * The garbage collector is run after this many evictions. A context with roots of its own holds a copy of all roots, 0.3 MB that
- * the collector does not see (measured: 440 MB of garbage for 1,000 of them). A run takes 9 ms, making as many contexts 250 ms;
- * a concurrent collection would free none of them.
+ * The garbage collector is run after this many evictions, since it does not see the copy of all roots that a context with roots of
+ * its own holds (440 MB for 1,000 of them). A run takes 9 ms, making as many contexts 250; a concurrent one would free none.
  */
 const EVICTIONS_PER_COLLECTION = 64;
 

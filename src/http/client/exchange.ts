@@ -9,19 +9,14 @@ import type { StopSignal } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { type AnswerHeaders, type ResponseHead, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
 
-/**
- * `blocked`: the host rules refuse the request. `unreached`: the request certainly never reached the upstream, so it may be
- * retried. `lost`: the request may have been sent, in part at least.
- */
-export type OutboundErrorKind = "blocked" | "unreached" | "lost";
-
 /** The message is for the log: it names hosts and error codes, never a path, a query or a header. */
 export class OutboundError extends Error {
-  readonly kind: OutboundErrorKind;
+  /** `blocked`: by the host rules. `unreached`: certainly not sent, so it may be retried. `lost`: perhaps sent, in part at least. */
+  readonly kind: "blocked" | "unreached" | "lost";
   /** For the tenant, who may not know the message; null where no value fits. */
   readonly reason: ErrorDetail | null;
 
-  constructor(kind: OutboundErrorKind, detail: string, reason: ErrorDetail | null = null) {
+  constructor(kind: OutboundError["kind"], detail: string, reason: ErrorDetail | null = null) {
     super(detail);
     this.name = "OutboundError";
     this.kind = kind;
@@ -39,32 +34,22 @@ export class TransportError extends Error {
   }
 }
 
-/**
- * Error codes of the verification of the server's certificate, which comes before the request is sent. EPROTO is not among
- * them: a TLS failure after the request, even after the upstream acted on it, has that code as well.
- */
+/** Codes of the verification of the server's certificate, before the request is sent. EPROTO, which may come later, is none. */
 export const UNTRUSTED_SERVER =
   /^(CERT_|UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|ERR_TLS_CERT_|INVALID_CA$|INVALID_PURPOSE$|PATH_LENGTH_|HOSTNAME_)/;
 
-const TLS_FAILURE = /^(EPROTO$|ERR_SSL_|ERR_TLS_)/;
-
 /** Networks that lead nowhere refuse a connection as well as a server does. */
-const REASONS: Readonly<Record<string, ErrorDetail>> = {
-  ECONNREFUSED: "connection_refused",
-  EHOSTUNREACH: "connection_refused",
-  EHOSTDOWN: "connection_refused",
-  ENETUNREACH: "connection_refused",
-  ENETDOWN: "connection_refused",
-  ECONNRESET: "connection_reset",
-  ENOTCONN: "connection_reset",
-  EPIPE: "connection_reset",
-  ETIMEDOUT: "connect_timeout",
-};
+const REASONS: readonly (readonly [codes: RegExp, reason: ErrorDetail])[] = [
+  [UNTRUSTED_SERVER, "tls"],
+  [/^(EPROTO$|ERR_SSL_|ERR_TLS_)/, "tls"],
+  [/^(ECONNREFUSED|EHOSTUNREACH|EHOSTDOWN|ENETUNREACH|ENETDOWN)$/, "connection_refused"],
+  [/^(ECONNRESET|ENOTCONN|EPIPE)$/, "connection_reset"],
+  [/^ETIMEDOUT$/, "connect_timeout"],
+];
 
 /** @param code of a connection's error */
 export function reasonOf(code: string): ErrorDetail | null {
-  if (UNTRUSTED_SERVER.test(code) || TLS_FAILURE.test(code)) return "tls";
-  return REASONS[code] ?? null;
+  return REASONS.find(([codes]) => codes.test(code))?.[1] ?? null;
 }
 
 /** The error of a connection that failed when the request may have been sent. */
@@ -194,8 +179,8 @@ export class ReadAhead {
   }
 
   #enter(answer: ArrivingAnswer): void {
-    const tenant = this.#tenants.get(answer.tenant) ?? { read: new Set(), stopped: new Set(), bytes: 0 };
-    this.#tenants.set(answer.tenant, tenant);
+    const fresh = () => ({ read: new Set<ArrivingAnswer>(), stopped: new Set<ArrivingAnswer>(), bytes: 0 });
+    const tenant = this.#tenants.getOrInsertComputed(answer.tenant, fresh);
     const isStopped = this.#short.has(answer.tenant);
     (isStopped ? tenant.stopped : tenant.read).add(answer);
     if (isStopped) answer.source.pause();
@@ -331,11 +316,7 @@ export class Exchange implements Source {
 
   /** Takes received bytes. @param bytes their first `length` are copied, in pieces that can be released one by one */
   arrived(bytes: Uint8Array, length = bytes.length): void {
-    if (this.#isReadAtOnce(length)) this.#parse(bytes.slice(0, length));
-    else this.#arrivedLater(bytes, length);
-  }
-
-  #arrivedLater(bytes: Uint8Array, length: number): void {
+    if (this.#isReadAtOnce(length)) return void this.#parse(bytes.slice(0, length));
     for (let at = 0; at < length; at += SLICE_BYTES_MAX) {
       this.#unparsed.push(bytes.slice(at, Math.min(at + SLICE_BYTES_MAX, length)));
     }
@@ -373,7 +354,9 @@ export class Exchange implements Source {
       this.#parse(slice);
       return this.#end === null && !this.#isParsed;
     }
-    if (this.#connectionEnd !== null) this.#endWithConnection(this.#connectionEnd);
+    if (this.#connectionEnd === null) return false;
+    const isWhole = this.#connectionEnd === "closed" && this.#options.parser.endsWithConnection;
+    this.#finish(isWhole ? "whole" : new TransportError("ECONNRESET"), false);
     return false;
   };
 
@@ -381,7 +364,8 @@ export class Exchange implements Source {
     const { head, body, state, used } = this.#options.parser.parse(slice);
     if (body !== null) this.#piece = body;
     // A short answer that arrives with its head is delivered whole.
-    if (head !== null) this.#onHead(head, state === "whole");
+    if (head !== null) this.head = head;
+    if (head !== null && state !== "whole") this.#answer(head, this.#body());
     if (state === "whole") this.#endWhole(used === slice.length);
     else if (state !== "more") this.#finish(new TransportError(state.code), false);
     if (body !== null) this.#resolveRead();
@@ -406,10 +390,7 @@ export class Exchange implements Source {
     return this.#unparsedBytes > 64 * 1024 || this.#unparsed.length > 256;
   }
 
-  /**
-   * Pauses or resumes the connection. While it is delivering, it is paused only afterwards: the runtime would join what it
-   * delivers after the pause again for each part, in memory that is not charged.
-   */
+  /** Pauses or resumes the connection; after it has delivered, since the runtime would join what follows a pause, uncharged. */
   #regulate(): void {
     const isPaused = this.#isStopped || this.#isFull();
     if (isPaused === this.#isPaused || this.#end !== null) return;
@@ -417,10 +398,7 @@ export class Exchange implements Source {
     const { socket } = this.#options;
     if (!isPaused) socket.resume();
     else if (!this.#isArriving) socket.pause();
-    else
-      setImmediate(() => {
-        if (this.#isPaused) socket.pause();
-      });
+    else setImmediate(() => this.#isPaused && socket.pause());
   }
 
   /** Joins the next parts into one slice, since each slice takes a turn of the event loop. */
@@ -439,11 +417,6 @@ export class Exchange implements Source {
     this.#regulate();
     this.#options.request.ahead?.add(-taken);
     return parts.length > 1 ? Buffer.concat(parts) : (parts[0] ?? null);
-  }
-
-  #onHead(head: ResponseHead, isWhole: boolean): void {
-    this.head = head;
-    if (!isWhole) this.#answer(head, this.#body());
   }
 
   #answer({ status, headers }: ResponseHead, body: Uint8Array | ReadableStream<Uint8Array>): void {
@@ -483,11 +456,6 @@ export class Exchange implements Source {
   #resolveRead(): void {
     this.#pendingRead?.resolve();
     this.#pendingRead = null;
-  }
-
-  #endWithConnection(how: "closed" | "broken"): void {
-    const isWhole = how === "closed" && this.#options.parser.endsWithConnection;
-    this.#finish(isWhole ? "whole" : new TransportError("ECONNRESET"), false);
   }
 
   #reject(reason: unknown): void {

@@ -12,9 +12,8 @@
 
 import { networkInterfaces } from "node:os";
 import { errorCode, errorName, Fault } from "../../core/fault.ts";
+import type { Address, HostRules } from "../../core/host.ts";
 import {
-  type Address,
-  type HostRules,
   isBadPort,
   isDeniedName,
   isExempt,
@@ -31,14 +30,8 @@ import { joinInFlight } from "../../kernel/turns.ts";
 import { unlessAborted, withDeadline } from "../../kernel/wait.ts";
 import { readBody } from "./body.ts";
 import { type ClientIdentity, createTlsContexts, openTransport } from "./connections.ts";
-import {
-  type Answer,
-  type DialTarget,
-  OutboundError,
-  reasonOf,
-  type SentRequest,
-  UNTRUSTED_SERVER,
-} from "./exchange.ts";
+import type { Answer, DialTarget, SentRequest } from "./exchange.ts";
+import { OutboundError, reasonOf, UNTRUSTED_SERVER } from "./exchange.ts";
 import { bareValue } from "./response-parser.ts";
 
 type HeaderFields = ReadonlyArray<readonly [name: string, value: string]>;
@@ -51,11 +44,7 @@ export interface OutboundRequest extends SentRequest {
 }
 
 export interface Outbound {
-  /**
-   * Resolves with the response head; the body is still encoded and must be read or cancelled.
-   *
-   * @throws OutboundError; the signal's reason
-   */
+  /** Resolves with the head; the body is still encoded and must be read or cancelled. @throws OutboundError; the signal's reason */
   request(url: string, request: OutboundRequest): Promise<Answer>;
 }
 
@@ -73,18 +62,8 @@ export interface OutboundOptions {
  * ENOTCONN for a connection that was closed before the first byte of the request.
  */
 const DIAL_FAILURES = new Set([
-  "ECONNREFUSED",
-  "EHOSTUNREACH",
-  "EHOSTDOWN",
-  "ENETUNREACH",
-  "ENETDOWN",
-  "ETIMEDOUT",
-  "EADDRNOTAVAIL",
-  "EACCES",
-  "EPERM",
-  "EINVAL",
-  "EBUSY",
-  "ENOTCONN",
+  ...["ECONNREFUSED", "EHOSTUNREACH", "EHOSTDOWN", "ENETUNREACH", "ENETDOWN", "ETIMEDOUT", "EADDRNOTAVAIL"],
+  ...["EACCES", "EPERM", "EINVAL", "EBUSY", "ENOTCONN"],
 ]);
 
 /** The host and the port, also where the URL leaves it to the scheme; and the address, unless the URL has it. */
@@ -100,12 +79,9 @@ function failureAt(where: string, error: unknown): OutboundError {
 /** @throws OutboundError */
 function toTarget(text: string): DialTarget {
   const url = URL.parse(text);
-  if (url === null || (url.protocol !== "http:" && url.protocol !== "https:")) {
-    throw new OutboundError("blocked", "not an http or https URL");
-  }
-  if (url.username !== "" || url.password !== "") {
-    throw new OutboundError("blocked", "the URL carries user information");
-  }
+  const isHttp = url?.protocol === "http:" || url?.protocol === "https:";
+  if (url === null || !isHttp) throw new OutboundError("blocked", "not an http or https URL");
+  if (url.username + url.password !== "") throw new OutboundError("blocked", "the URL carries user information");
   const { host, hostname, port } = url;
   const isTls = url.protocol === "https:";
   const isName = isTls && literalAddress(hostname) === null;
@@ -115,15 +91,7 @@ function toTarget(text: string): DialTarget {
 
 /** The client manages connections and lengths, whatever headers a caller passes. */
 const OWNED_HEADERS = new Set([
-  "host",
-  "connection",
-  "keep-alive",
-  "content-length",
-  "transfer-encoding",
-  "te",
-  "trailer",
-  "upgrade",
-  "expect",
+  ...["host", "connection", "keep-alive", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "expect"],
 ]);
 
 /** Sent unless the request has its own, since some servers would assume other values. `identity` asks for no encoding. */
@@ -138,12 +106,7 @@ const NAME = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 /** A header value that the Fetch standard allows: without line breaks, and each character fits into a byte. */
 const VALUE = /^[^\0\r\n\u0100-\uffff]*$/;
 
-/**
- * The header lines of a request as they go on the wire, checked as the runtime's Headers would: names in lower case, without
- * the headers that the client manages.
- *
- * @throws OutboundError when a header can't be sent
- */
+/** The header lines as they go on the wire, checked as the runtime's Headers would. @throws OutboundError for a bad header */
 export function requestFields(pairs: HeaderFields): string {
   const given = new Set<string>();
   let lines = "";
@@ -228,12 +191,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
   };
 }
 
-/**
- * Sends a request, and retries it twice as long as it certainly never reached the upstream. Resolves with the response head,
- * as `outbound.request` does.
- *
- * @throws OutboundError; the signal's reason
- */
+/** As `outbound.request`, but tries it twice more as long as it certainly never reached the upstream. */
 export async function requestSafely(outbound: Outbound, url: string, request: OutboundRequest): Promise<Answer> {
   const { signal } = request;
   for (const pause of [100, 400]) {
@@ -248,19 +206,13 @@ export async function requestSafely(outbound: Outbound, url: string, request: Ou
   return outbound.request(url, request);
 }
 
-/** Seconds; the other form of Retry-After is a date by the server's clock (RFC 9110 section 10.2.3). */
-const SECONDS = /^\d{1,9}$/;
-
 /**
- * The delay that a Retry-After header asks for, in milliseconds; null when it can't be parsed. At most `mostMs`, whatever the
- * server or a clock says.
- *
- * @param now milliseconds since the epoch
+ * The delay in milliseconds that a Retry-After header asks for, as seconds or as a date by the server's clock (RFC 9110, section
+ * 10.2.3), at most `mostMs`; null when it can't be parsed. @param now milliseconds since the epoch
  */
 export function retryAfterMs(value: string | null, now: number, mostMs: number): number | null {
-  if (value === null) return null;
-  const text = value.trim();
-  const ms = SECONDS.test(text) ? Number(text) * 1000 : Date.parse(text) - now;
+  const text = value?.trim() ?? "";
+  const ms = /^\d{1,9}$/.test(text) ? Number(text) * 1000 : Date.parse(text) - now;
   return Number.isNaN(ms) ? null : Math.min(Math.max(ms, 0), mostMs);
 }
 
@@ -280,27 +232,21 @@ export interface ResolveOptions {
 }
 
 /**
- * Looks a name up by c-ares: /etc/hosts and the resolv.conf as read at the start apply, search domains too. The C library's
- * getaddrinfo would block one of a handful of threads, which file access shares, while a name server is silent: four such names
- * would stop all others. Bun uses it anyway for names under .local, unless they are in capitals, which DNS does not distinguish.
+ * By c-ares, with /etc/hosts and the resolv.conf (search domains too) as read at the start. The C library's getaddrinfo would block
+ * one of a few threads, which file access shares, while a name server is silent: four such names would stop all others. Bun uses it
+ * anyway for names under .local, unless they are in capitals, which DNS does not distinguish.
  */
 const systemLookup: Lookup = (name) => Bun.dns.lookup(name.replace(/\.local$/, ".LOCAL"), { backend: "c-ares" });
 
 export function createResolver(options: ResolveOptions) {
-  const { rules, lookup = systemLookup } = options;
-  const { lookupTimeoutMs = 5000, cacheMs = 5000 } = options;
+  const { rules, lookup = systemLookup, lookupTimeoutMs = 5000, cacheMs = 5000 } = options;
   /** Addresses by name. An entry serves all tenants, and is charged to the one that looked the name up last. */
-  const known = tenantCache<string, { readonly addresses: readonly string[]; readonly until: number }>(
-    MAX.resolvedNames,
-  );
+  const known = tenantCache<string, Readonly<{ addresses: readonly string[]; until: number }>>(MAX.resolvedNames);
   const lookups = createLimiter({ size: MAX.lookups, tooMany: "too many names are being looked up" });
   /** Look-ups in flight, by tenant and name, so that no tenant waits behind another one's look-up. */
   const inFlight = new Map<string, Promise<readonly string[]>>();
 
-  /**
-   * The addresses, if all may be dialled. They are cached, since judging an address takes 10 µs of each call; but not for ever,
-   * since the address may become one of this machine's own.
-   */
+  /** The addresses, if all may be dialled: cached, since to judge one takes 10 µs, but it may become this machine's own. */
   function judged(tenant: string, hostname: string, addresses: readonly string[]): readonly string[] {
     known.delete(hostname);
     // The check below passes for an empty list, so that case fails separately.
@@ -351,31 +297,26 @@ function readAddresses(): Address[] {
   return listed.flatMap(({ address }) => parseAddress(address.replace(/%.*$/, "")) ?? []);
 }
 
-function firstAddresses(): Address[] {
-  try {
-    return readAddresses();
-  } catch (cause) {
-    throw new StartupProblem("the network interfaces of this machine must be readable", { cause });
-  }
-}
-
 /**
- * Returns a function for the current addresses of this machine's network interfaces, which come and go while the process
- * runs. They are read again every few seconds; if that fails, the last known ones are used.
- *
- * @throws StartupProblem when the system does not list them
+ * Returns a function for the current addresses of this machine, which come and go. They are read again every few seconds; if that
+ * fails, the last known ones are used. @throws StartupProblem when the system does not list them
  */
 export function ownAddresses(now = () => performance.now()): () => readonly Address[] {
-  let known = firstAddresses();
-  let readAt = now();
-  return () => {
-    if (now() - readAt < 5_000) return known;
+  let known: readonly Address[] | null = null;
+  let readAt = Number.NEGATIVE_INFINITY;
+  const current = () => {
+    if (known !== null && now() - readAt < 5_000) return known;
     readAt = now();
     try {
       known = readAddresses();
-    } catch {}
+    } catch (cause) {
+      if (known === null)
+        throw new StartupProblem("the network interfaces of this machine must be readable", { cause });
+    }
     return known;
   };
+  current();
+  return current;
 }
 
 // Small JSON documents of other servers, such as an issuer's keys, a vault's secrets and a facilitator's answers, read with
@@ -409,11 +350,7 @@ function parse(bytes: Uint8Array): unknown {
   }
 }
 
-/**
- * Sends a request and reads its answer as JSON, whatever the status.
- *
- * @throws OutboundError, also for an answer of more than `bytesMax`; the signal's reason
- */
+/** Reads an answer as JSON, whatever the status. @throws OutboundError, also for more than `bytesMax`; the signal's reason */
 export async function exchangeJson(
   outbound: Outbound,
   url: string,
@@ -437,9 +374,8 @@ export async function fetchJson(
   outbound: Outbound,
   url: string,
   headers: Readonly<Record<string, string>> = {},
-  limits: JsonLimits = LIMITS,
+  { timeoutMs, bytesMax }: JsonLimits = LIMITS,
 ): Promise<JsonAnswer> {
-  const { timeoutMs, bytesMax } = limits;
   const signal = AbortSignal.timeout(timeoutMs);
   try {
     return await exchangeJson(outbound, url, { method: "GET", headers: Object.entries(headers), signal }, bytesMax);
