@@ -1,6 +1,5 @@
-// Envelope encryption with AES-256-GCM. Each secret has a data key of its own, wrapped by the key of its
-// tenant; both layers carry the record's identity as additional data, so a sealed value opens only in the
-// record that it was made for.
+// Envelope encryption with AES-256-GCM. Each secret has a data key of its own, wrapped by the key of its tenant; both layers carry
+// the record's identity as additional data, so a sealed value opens only in the record that it was made for.
 //
 //   wrapped = version (1) · nonce (12) · ciphertext · tag (16)
 //   sealed  = wrapped data key (61) · wrapped secret
@@ -31,9 +30,7 @@ export function wrap(key: Uint8Array, plaintext: Uint8Array, identity: string): 
 
 /** @throws Error when the key or the identity differs, or a byte has changed */
 export function unwrap(key: Uint8Array, wrapped: Uint8Array, identity: string): Buffer {
-  if (wrapped.length < OVERHEAD_BYTES || wrapped[0] !== VERSION) {
-    throw new Error("a wrapped value has an unknown form");
-  }
+  if (wrapped.length < OVERHEAD_BYTES || wrapped[0] !== VERSION) throw new Error("a wrapped value has an unknown form");
   const tagStart = wrapped.length - TAG_BYTES;
   const nonce = wrapped.subarray(1, 1 + NONCE_BYTES);
   const decipher = createDecipheriv(CIPHER, key, nonce, { authTagLength: TAG_BYTES });

@@ -81,19 +81,13 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     issuerJwks: () => seen.signing.issuerJwks(),
     publicJwks: () => seen.signing.publicJwks(),
     revocations,
-    /**
-     * Whether this process has the master key that wraps the keys now. One that was held up while the keys were rotated may
-     * lack it, and then can't open a secret: it takes no calls and no requests until it has the key.
-     */
+    /** Whether it has the master key of now, which it may lack after a rotation: then it opens no secret and takes no requests. */
     isComplete: () => isComplete,
     isFresh: () => isComplete && watch.isFresh(),
     isUsable: () => isComplete && watch.isUsable(),
     refreshed: watch.refreshed,
     renewed: watch.renewed,
-    /**
-     * Starts to follow the changes of other processes, which are in force here within about a second.
-     * @throws StartupProblem when keys are being rotated to a master key that this process does not have
-     */
+    /** From now on changes of others are in force here within about a second. @throws StartupProblem when it lacks the master key */
     async watch(membership: Membership): Promise<void> {
       await enterHolder(store, masterKeys, membership);
       member = membership;
@@ -118,14 +112,13 @@ export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, 
 }
 
 /** The identities of the keys that none of the master keys opens, since another one wraps them or they were altered. */
-export function keysThatDoNotOpen(
-  masterKeys: readonly Uint8Array[],
-  { tenantKeys, signingKeys }: WrappedKeys,
-): string[] {
-  const wrapped = new Map<string, Uint8Array>();
-  for (const { tenant, number, wrapped_key } of tenantKeys) wrapped.set(tenantKeyIdentity(tenant, number), wrapped_key);
-  for (const { purpose, kid, wrapped_private_key: key } of signingKeys)
-    wrapped.set(signingKeyIdentity(purpose, kid), key);
+export function keysThatDoNotOpen(masterKeys: readonly Uint8Array[], keys: WrappedKeys): string[] {
+  const wrapped = [
+    ...keys.tenantKeys.map(
+      ({ tenant, number, wrapped_key }) => [tenantKeyIdentity(tenant, number), wrapped_key] as const,
+    ),
+    ...keys.signingKeys.map((row) => [signingKeyIdentity(row.purpose, row.kid), row.wrapped_private_key] as const),
+  ];
   const opens = (masterKey: Uint8Array, key: Uint8Array, identity: string) => {
     try {
       unwrap(masterKey, key, identity);
@@ -134,7 +127,7 @@ export function keysThatDoNotOpen(
       return false;
     }
   };
-  const closed = [...wrapped].filter(([identity, key]) => !masterKeys.some((each) => opens(each, key, identity)));
+  const closed = wrapped.filter(([identity, key]) => !masterKeys.some((each) => opens(each, key, identity)));
   return closed.map(([identity]) => identity);
 }
 
@@ -147,9 +140,8 @@ const WAIT_MS_MAX = 500;
 
 /**
  * Calls `refresh` about every second, to see what other processes have changed in the database. If the last one is older than two
- * seconds, callers wait for the next refresh. Nothing older than ten is used, since a token may have been revoked since.
- * @param failed called with the first of several failures in a row
- * @param now milliseconds of a clock that never goes back
+ * seconds, callers wait for the next refresh. Nothing older than ten is used, since a token may have been revoked since. Of several
+ * failures in a row only the first is told. @param now of a clock that never goes back
  */
 export function createWatch(
   refresh: () => Promise<void>,
@@ -213,10 +205,7 @@ export function createWatch(
     },
     start() {
       seenAt = now();
-      watching = poll({ leastMs: REFRESH_MS, mostMs: REFRESH_MS }, async () => {
-        await refreshNow();
-        return false;
-      });
+      watching = poll({ leastMs: REFRESH_MS, mostMs: REFRESH_MS }, () => refreshNow().then(() => false));
     },
     async stop(): Promise<void> {
       watching?.stop();

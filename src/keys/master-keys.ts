@@ -86,8 +86,7 @@ export const MASTER_KEY_FILE = "master.key";
 export const DATABASE_FILE = "tollgate.db";
 
 /**
- * @param configured null if the key is in the data directory, which must exist
- * @returns the key, and whether this call has generated it, as at the first start in this data directory
+ * The master key, and whether this call has generated it. @param configured null if it is in the data directory, which must exist
  * @throws StartupProblem when the key is malformed or can't be written, or is missing although the database needs it
  */
 export function loadMasterKey(configured: Buffer | null, dataDir: string, log: Log) {
@@ -97,11 +96,8 @@ export function loadMasterKey(configured: Buffer | null, dataDir: string, log: L
   const isNeeded = holdsWrappedKeys(join(dataDir, DATABASE_FILE));
   const kept = readKey(path, log);
   if (kept !== null) return { key: kept, generated: false };
-  if (isNeeded) {
-    throw new StartupProblem(
-      `TOLLGATE_MASTER_KEY must be set, or ${path} restored: the database beside it was made with a master key`,
-    );
-  }
+  const needed = "the database beside it was made with a master key";
+  if (isNeeded) throw new StartupProblem(`TOLLGATE_MASTER_KEY must be set, or ${path} restored: ${needed}`);
   return writeKey(path, newKey(), log, statSync(dataDir));
 }
 
@@ -111,9 +107,7 @@ export function masterKeyFile({ own, file }: MasterKeySettings, dataDir: string)
 }
 
 /** The file of the next master key during a rotation, beside that of the current one. */
-export function nextKeyFile(file: string): string {
-  return `${file}.new`;
-}
+export const nextKeyFile = (file: string): string => `${file}.new`;
 
 interface MasterKeysOptions {
   readonly masterKeys: MasterKeySettings;
@@ -140,9 +134,8 @@ function masterKeysAround(own: Buffer, settings: MasterKeySettings, dataDir: str
 }
 
 /**
- * Writes the next master key to its file, unless one is there already, and returns the key in the file, which is durable then.
- * The file gets the owner of the current key's file, so that the gateway can read it even if root rotates the keys.
- * @throws StartupProblem when the file can't be written or read
+ * The key in the file of the next master key, which is written durably unless it is there. The file gets the owner of the current
+ * one, so that the gateway can read it even if root rotates the keys. @throws StartupProblem when it can't be written or read
  */
 export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
   const path = nextKeyFile(file);

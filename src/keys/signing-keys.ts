@@ -75,11 +75,7 @@ function inUse(rows: readonly SigningKeyRow[], purpose: KeyPurpose): SigningKeyR
 }
 
 /** Makes the first keys of an empty database. */
-export async function makeFirstSigningKeys(
-  store: Pick<Store, "read" | "write">,
-  masterKeys: MasterKeys,
-  clock: Clock,
-): Promise<void> {
+export async function makeFirstSigningKeys(store: Store, masterKeys: MasterKeys, clock: Clock): Promise<void> {
   const [{ master_key_id: wrapping }, rows] = [await readState(store.read), await readRows(store.read)];
   if (wrapping !== null && PURPOSES.every((purpose) => inUse(rows, purpose) !== undefined)) return;
   const made = await newSigningKeys();
@@ -165,12 +161,8 @@ export function createRevocations(read: Reader) {
   let newest = 0;
 
   function add(tenant: string, user: string, revokedAt: number): void {
-    const of = tenants.get(tenant) ?? { everybody: 0, users: new Map<string, number>() };
-    tenants.set(tenant, of);
-    if (user !== EVERYBODY) {
-      of.users.set(user, revokedAt);
-      return;
-    }
+    const of = tenants.getOrInsertComputed(tenant, () => ({ everybody: 0, users: new Map<string, number>() }));
+    if (user !== EVERYBODY) return void of.users.set(user, revokedAt);
     of.everybody = revokedAt;
     of.users.clear();
   }
@@ -202,11 +194,7 @@ export function createRevocations(read: Reader) {
   };
 }
 
-/**
- * Revokes the tokens of a tenant or one of its users. After about a second every gateway refuses those made before.
- * @param user null for all users of the tenant
- * @throws StartupProblem when there are too many
- */
+/** Every gateway refuses the tokens made before within about a second. @param user null for all @throws StartupProblem for too many */
 export async function revokeTokens(store: Store, tenant: string, user: string | null): Promise<void> {
   await store.write(async (tx) => {
     const { keyring, tokenRevocations: t } = tx.tables;

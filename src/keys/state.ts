@@ -10,10 +10,8 @@ import type { MasterKeys } from "./master-keys.ts";
 
 export type KeyringState = Reader["tables"]["keyring"]["$inferSelect"];
 
-const ONE = 1;
-
 export async function readState({ db, tables: { keyring } }: Reader): Promise<KeyringState> {
-  const [state] = await db.select().from(keyring).where(eq(keyring.one, ONE));
+  const [state] = await db.select().from(keyring).where(eq(keyring.one, 1));
   if (state === undefined) throw new Error("the keyring has no state");
   return state;
 }
@@ -31,7 +29,7 @@ export async function changeState(
   change: Partial<Pick<KeyringState, "master_key_id" | "next_master_key_id" | "is_rotating">>,
 ): Promise<KeyringState> {
   const changed = { ...change, version: state.version + 1 };
-  await db.update(keyring).set(changed).where(eq(keyring.one, ONE));
+  await db.update(keyring).set(changed).where(eq(keyring.one, 1));
   return { ...state, ...changed };
 }
 
@@ -49,10 +47,8 @@ export async function isWrappedByOthers({ db, tables }: Reader, ids: readonly st
 export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   const key = masterKeys.find(id);
   if (key !== null) return key;
-  throw new Fault("unavailable", "a key can't be opened at the moment", {
-    retryAfterSeconds: 10,
-    cause: new Error(`there is no master key ${id} here`),
-  });
+  const cause = new Error(`there is no master key ${id} here`);
+  throw new Fault("unavailable", "a key can't be opened at the moment", { retryAfterSeconds: 10, cause });
 }
 
 /** What the row of a gateway says about its keys. @param seen_version the version of the keyring that it has loaded */
@@ -61,11 +57,7 @@ export const keysHeld = (masterKeys: MasterKeys, seen_version: number): ProcessF
   seen_version,
 });
 
-/**
- * Enters this gateway as running, so that no rotation can begin to a master key that it lacks.
- *
- * @throws StartupProblem when it lacks the master key already
- */
+/** Enters this gateway as running, so that no rotation begins to a key that it lacks. @throws StartupProblem when it lacks one now */
 export async function enterHolder(store: Store, masterKeys: MasterKeys, membership: Membership): Promise<void> {
   await store.write(async (tx) => {
     const { master_key_id, version } = await lockState(tx);
@@ -81,10 +73,7 @@ export function anotherMasterKey({ place }: MasterKeys): StartupProblem {
   );
 }
 
-/**
- * The IDs of running gateways that lack the master key or have not loaded that version of the keys. A lease far in the future
- * counts too: the database's clock may have been set back.
- */
+/** The running gateways that lack the key or that version. A lease far in the future counts: clocks may have been set back. */
 export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<string[]> {
   const { processes: t } = tables;
   const running = and(eq(t.kind, "gateway"), gt(t.lease_until, now));

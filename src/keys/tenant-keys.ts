@@ -52,13 +52,11 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
     const rows = await tenantKeyQuery(store.read).execute({ tenant });
     const newest = rows.at(-1)?.number;
     if (newest === undefined) return null;
-    const byNumber = new Map(
-      rows.map(({ number, wrapped_key, master_key_id }) => {
-        const masterKey = requireMasterKey(masterKeys, master_key_id);
-        return [number, unwrap(masterKey, wrapped_key, tenantKeyIdentity(tenant, number))] as const;
-      }),
-    );
-    const keys = { newest, byNumber };
+    const opened = rows.map(({ number, wrapped_key, master_key_id }) => {
+      const masterKey = requireMasterKey(masterKeys, master_key_id);
+      return [number, unwrap(masterKey, wrapped_key, tenantKeyIdentity(tenant, number))] as const;
+    });
+    const keys = { newest, byNumber: new Map(opened) };
     cache.set(tenant, keys);
     return keys;
   }

@@ -42,13 +42,8 @@ function metricsIn(registry: Registry) {
       new Histogram({ name, help, labelNames, buckets, registers }),
     /** @param fill called at each scrape */
     gauge<L extends string>(name: string, help: string, labelNames: L[], fill: (gauge: Gauge<L>) => unknown): void {
-      const gauge: Gauge<L> = new Gauge({
-        name,
-        help,
-        labelNames,
-        registers,
-        collect: async () => void (await fill(gauge)),
-      });
+      const collect = async () => void (await fill(gauge));
+      const gauge: Gauge<L> = new Gauge({ name, help, labelNames, registers, collect });
     },
     /** A gauge without labels. It has no sample while its value is unknown: an old value misleads, a missing one can alert. */
     value(name: string, help: string, read: () => number | undefined | Promise<number | undefined>): void {
@@ -261,11 +256,7 @@ export function statusLabel(status: number): string {
 
 const HALF_MS = 30_000;
 
-/**
- * The longest recent pause of an event loop. Reading it does not reset it, so that several scrapers may read it.
- *
- * @param monotonic milliseconds of a clock that never goes back
- */
+/** The longest recent pause of an event loop. Reading it does not reset it, so that several scrapers may read it. */
 export function createLoopLag(monotonic: () => number = () => performance.now()) {
   let [previous, longest] = [0, 0];
   let halfEndsAt = monotonic() + HALF_MS;
@@ -295,10 +286,8 @@ export function createLoopLag(monotonic: () => number = () => performance.now())
 const FRESH_PER_LOAD = 20;
 
 /**
- * Caches a value that is costly to load for at least three seconds. A reader of a stale value waits up to a second for a new
- * one, then gets the stale value if loads have been slow before.
- *
- * @returns null when the value is not known now
+ * Caches a value that is costly to load for at least three seconds. A reader of a stale value waits up to a second for a new one, then
+ * gets the stale value if loads have been slow before, or else null.
  */
 export function staleCache<T>(load: () => Promise<T>): () => Promise<T | null> {
   let known: { readonly value: T; readonly freshUntil: number; readonly usableUntil: number } | null = null;
@@ -330,10 +319,7 @@ export function staleCache<T>(load: () => Promise<T>): () => Promise<T | null> {
   };
 }
 
-/**
- * The usual metrics of a process. The library's own set is made for Node.js: on Bun several of its values are meaningless, and
- * it counts open file descriptors by listing them, which blocks the event loop if there are many.
- */
+/** The usual metrics of a process. The library's own are partly meaningless on Bun, and list all open files, which takes long. */
 export function registerProcess(registry: Registry): void {
   const metrics = metricsIn(registry);
   new Counter({
@@ -355,16 +341,10 @@ export function registerProcess(registry: Registry): void {
   );
 }
 
-type MetricsListenerOptions = Pick<PlainListenerOptions, "host" | "port" | "log"> & {
-  readonly endpoints: number | null;
-};
+type MetricsOptions = Pick<PlainListenerOptions, "host" | "port" | "log"> & { readonly endpoints: number | null };
 
-/**
- * Opens a port that serves GET /metrics and nothing else. Scrapes at the same time share one rendering.
- *
- * @throws StartupProblem when the port is taken
- */
-export async function startMetrics({ host, port, endpoints, log }: MetricsListenerOptions): Promise<Meters> {
+/** Serves GET /metrics alone. Scrapes at the same time share one rendering. @throws StartupProblem when the port is taken */
+export async function startMetrics({ host, port, endpoints, log }: MetricsOptions): Promise<Meters> {
   const registry = new Registry();
   const meters = createMeters(registry, endpoints);
   registerProcess(registry);

@@ -29,10 +29,7 @@ const ENTRIES = [
 ];
 
 const OPTIONS = ["--compile", "--bytecode", "--format=esm", "--splitting", "--sourcemap=linked"];
-/**
- * A package that the router loads only to judge uploaded files, which the API does not have. It is installed only because a
- * package of the tests needs it, and the binary must not depend on that.
- */
+/** The router loads it only for uploads, which the API does not have. Only the tests need it installed, so the binary must not. */
 const LEFT_OUT = ["--external=file-type"];
 /** Files beside the binary must not configure it. */
 const CLOSED = ["--no-compile-autoload-dotenv", "--no-compile-autoload-bunfig"];
@@ -52,10 +49,7 @@ export function commit(): string {
   return git.success ? git.stdout.toString().trim() : "";
 }
 
-/**
- * @param runtime null for the running Bun
- * @throws Error with Bun's output when the build fails
- */
+/** @param runtime null for the running Bun @throws Error with Bun's output when the build fails */
 export function build(outfile: string, runtime: Runtime | null): Bun.BuildMetafile {
   const work = mkdtempSync(join(tmpdir(), "tollgate-build-"));
   try {
@@ -148,11 +142,7 @@ const OWN = "Apache-2.0";
 
 const RULE = `\n\n${"-".repeat(80)}\n\n`;
 
-/**
- * The licences of everything in a binary. Most packages, and the engine in Bun, demand that their licence comes with it.
- *
- * @throws Error when a package has a licence that is not in `ALLOWED`, or lacks the text of its licence
- */
+/** The licences of everything in a binary, which most demand. @throws Error for one that is not `ALLOWED`, or without its text */
 export function licencesFile(packages: readonly BundledPackage[], bunVersion: string): string {
   const own = readFileSync(join(ROOT, "LICENSE"), "utf8").trim();
   const bun = readFileSync(join(ROOT, "src/packaging/bun-licence.txt"), "utf8").trim();

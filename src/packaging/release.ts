@@ -11,18 +11,8 @@ import { Contrib, Enums, Models, Serialize, Spec } from "@cyclonedx/cyclonedx-li
 import { PackageURL } from "packageurl-js";
 import parseSpdx from "spdx-expression-parse";
 import manifest from "../../package.json" with { type: "json" };
-import {
-  type BundledPackage,
-  build,
-  bundledPackages,
-  commit,
-  licencesFile,
-  type Manifest,
-  ROOT,
-  type Runtime,
-  run,
-  tellMade,
-} from "./build.ts";
+import type { BundledPackage, Manifest, Runtime } from "./build.ts";
+import { build, bundledPackages, commit, licencesFile, ROOT, run, tellMade } from "./build.ts";
 
 const UNITS = join(ROOT, "src/packaging/systemd");
 /** Files for monitoring, which users without the source need too. */
@@ -31,15 +21,10 @@ const MONITORING = {
   "tollgate-dashboard.json": "grafana/dashboard.json",
 };
 
-/**
- * @param into the directory of the release, which is emptied first
- * @param runtimeOf finds the Bun for a platform
- */
-export function makeRelease(
-  platforms: readonly Platform[],
-  into: string,
-  runtimeOf: (platform: Platform) => Runtime,
-): void {
+type RuntimeOf = (platform: Platform) => Runtime;
+
+/** @param into the directory of the release, which is emptied first */
+export function makeRelease(platforms: readonly Platform[], into: string, runtimeOf: RuntimeOf): void {
   rmSync(into, { recursive: true, force: true });
   mkdirSync(into, { recursive: true });
   const name = `tollgate-${manifest.version}`;
@@ -60,9 +45,8 @@ export function makeRelease(
     copyFileSync(join(ROOT, "src/packaging", from), join(into, file));
   writeFileSync(join(into, `${name}-licences.txt`), licencesFile(packages, manifest.engines.bun));
   writeFileSync(join(into, `${name}.cdx.json`), bill(binaries, packages));
-  const sums = readdirSync(into)
-    .sort()
-    .map((file) => `${sha256(join(into, file))}  ${file}\n`);
+  const files = readdirSync(into).sort();
+  const sums = files.map((file) => `${sha256(join(into, file))}  ${file}\n`);
   writeFileSync(join(into, "SHA256SUMS"), sums.join(""));
   tellMade(into, `${sums.length + 1} files; SHA256SUMS has their sums`);
 }
@@ -77,9 +61,7 @@ function commitDate(): Date {
   return new Date(Number(git.stdout.toString().trim()) * 1000);
 }
 
-function isPlatform(name: string): name is Platform {
-  return name in PLATFORMS;
-}
+const isPlatform = (name: string): name is Platform => name in PLATFORMS;
 
 /** Bun's names of the platforms. Its one build for x64 detects AVX2 by itself; the `baseline` build is the same byte for byte. */
 export const PLATFORMS = {
@@ -106,13 +88,8 @@ export function pinnedRuntime(platform: Platform) {
   return { name, version: entry.version, integrity: entry.integrity };
 }
 
-/**
- * Installs the Bun of every platform. Every archive is downloaded, and compared with its hash in the lock.
- *
- * @param work an empty directory
- * @returns a function that finds the Bun for a platform
- */
-function installRuntimes(work: string): (platform: Platform) => Runtime {
+/** Installs the Bun of every platform, each compared with its hash in the lock. @param work an empty directory */
+function installRuntimes(work: string): RuntimeOf {
   for (const name of ["package.json", "package-lock.json"]) copyFileSync(join(RUNTIMES, name), join(work, name));
   const all = ["--os=*", "--cpu=*", "--libc=*"];
   process.stdout.write("downloading the runtimes\n");
@@ -152,10 +129,7 @@ function packaged(manifest: Manifest, integrity: string, type: Enums.ComponentTy
   return made;
 }
 
-/**
- * The bill of materials, in CycloneDX: each binary with its hash, the Bun in it, and each package that the binaries hold a part
- * of. Two releases of one commit have equal bills.
- */
+/** In CycloneDX: each binary with its hash, its Bun, and each package in it. Two releases of one commit have equal bills. */
 function bill(binaries: readonly Binary[], packages: readonly BundledPackage[]): string {
   const product = component(manifest, Enums.ComponentType.Application);
   product.bomRef.value = `tollgate@${manifest.version}`;

@@ -66,13 +66,11 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
   return {
     export(spans: ReadableSpan[], done: (result: ExportResult) => void): void {
       const leave = inFlight.enter();
-      const fail = (error: Error) => done({ code: ExportResultCode.FAILED, error });
-      send(spans)
-        .then(
-          (failure) => (failure === null ? done({ code: ExportResultCode.SUCCESS }) : fail(new Error(failure.message))),
-          fail,
-        )
-        .finally(leave);
+      const tell = (failure: { readonly message: string } | null) =>
+        failure === null
+          ? done({ code: ExportResultCode.SUCCESS })
+          : done({ code: ExportResultCode.FAILED, error: new Error(failure.message) });
+      send(spans).then(tell, tell).finally(leave);
     },
     /** Retries nothing more, and resolves when no request is in flight. */
     async shutdown(): Promise<void> {

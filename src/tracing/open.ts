@@ -1,15 +1,7 @@
 // Opens the tracer. Its libraries are loaded only if tracing is on, since they take time and memory.
 import type { Log } from "../core/log.ts";
 import type { TracingOptions } from "../core/tracing.ts";
-import type { RunningTracer } from "./tracer.ts";
-
 /** @param service the name of the service, unless the operator has configured another one */
-export async function openTracer(
-  options: TracingOptions | null,
-  service: string,
-  log: Log,
-): Promise<RunningTracer | null> {
-  if (options === null) return null;
-  const { createTracer } = await import("./tracer.ts");
-  return createTracer(options, service, log);
+export async function openTracer(options: TracingOptions | null, service: string, log: Log) {
+  return options === null ? null : (await import("./tracer.ts")).createTracer(options, service, log);
 }

@@ -4,17 +4,8 @@
 // bound on traces per second holds whatever the sampler says, so that no caller can make the gateway record without end, and
 // each tenant has a share of that bound. The spans within a trace are recorded exactly if the trace is.
 import { AsyncLocalStorage } from "node:async_hooks";
-import {
-  type Attributes,
-  type Context,
-  createContextKey,
-  type Span as OtelSpan,
-  ROOT_CONTEXT,
-  SpanKind,
-  SpanStatusCode,
-  TraceFlags,
-  trace,
-} from "@opentelemetry/api";
+import type { Attributes, Context, Span as OtelSpan } from "@opentelemetry/api";
+import { createContextKey, ROOT_CONTEXT, SpanKind, SpanStatusCode, TraceFlags, trace } from "@opentelemetry/api";
 import { W3CTraceContextPropagator } from "@opentelemetry/core";
 import { resourceFromAttributes } from "@opentelemetry/resources";
 import {
