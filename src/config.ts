@@ -5,28 +5,10 @@
 import { statSync } from "node:fs";
 import { resolve } from "node:path";
 import { readTlsFiles, validityWarnings } from "./config/pem.ts";
-import {
-  BACKUP_RULES,
-  COMMON_RULES,
-  type ConfigValues,
-  FACILITATOR_PORT,
-  FACILITATOR_RULES,
-  GATEWAY_PORT,
-  GATEWAY_RULES,
-  MODE_RULES,
-  type VariableName,
-} from "./config/rules.ts";
+import * as rules from "./config/rules.ts";
 import { fileProblem, readTextFile, valueProblem, writtenPath } from "./config/values.ts";
-import {
-  CALL,
-  COMMON,
-  DEMO,
-  FACILITATOR,
-  GATEWAY,
-  MASTER_KEYS,
-  type Sources,
-  type VariableRow,
-} from "./config/variables.ts";
+import type { Sources, VariableRow } from "./config/variables.ts";
+import { CALL, COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS } from "./config/variables.ts";
 import { didYouMean } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 import type { TracingOptions } from "./core/tracing.ts";
@@ -37,6 +19,7 @@ export const processEnvironment: Environment = process.env;
 
 export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR, ...DEMO, ...CALL };
 
+type Flags = ReadonlyMap<string, string>;
 export type Config = ReturnType<typeof arrange>;
 export type FacilitatorConfig = NonNullable<Config["facilitator"]>;
 
@@ -44,24 +27,18 @@ export type FacilitatorConfig = NonNullable<Config["facilitator"]>;
 export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "restore" | "account" | "demo" | "call";
 
 /**
- * The configuration of a command. Reads the files that variables name, and changes nothing on disk. Variables of the other
- * service are ignored, so that both services may be started with one environment.
+ * The configuration of a command, from variables and the files that they name. Variables of the other service are ignored, so that
+ * both services may be started with one environment.
  *
  * @param flags by name, without dashes; flags that override no variable are the command's own
- * @param terminal whether standard error is a terminal
  * @returns null as the configuration when there are problems, each of which names a variable, file or flag, and what it must be;
  * `unread` warns of each `TOLLGATE_` variable that is set but that nothing reads
  */
-export function loadConfig(
-  purpose: Purpose,
-  flags: ReadonlyMap<string, string>,
-  environment: Environment,
-  terminal: boolean,
-) {
+export function loadConfig(purpose: Purpose, flags: Flags, environment: Environment, terminal: boolean) {
   const mode = readRow("TOLLGATE_MODE", COMMON.TOLLGATE_MODE, flags, environment).value;
-  const { tables, rules } = tablesOf(purpose, mode);
-  const { values, sources, problems } = readValues(tables, flags, environment);
-  for (const rule of rules) {
+  const read = tablesOf(purpose, mode);
+  const { values, sources, problems } = readValues(read.tables, flags, environment);
+  for (const rule of read.rules) {
     if (problems.has(rule.name) || (rule.other !== null && problems.has(rule.other))) continue;
     const problem = rule.problem(values, (name) => environment[name] ?? "");
     if (problem !== false) problems.set(rule.name, `${sources.get(rule.name) ?? rule.name} ${problem}`);
@@ -75,8 +52,9 @@ export function loadConfig(
 }
 
 /** The tables of variables that a command reads, and the rules that hold between their values. */
-function tablesOf(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
-  const gateway = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
+function tablesOf(purpose: Purpose, mode: rules.ConfigValues["TOLLGATE_MODE"]) {
+  const { MODE_RULES, COMMON_RULES } = rules;
+  const gateway = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...rules.GATEWAY_RULES] };
   const either = { tables: [COMMON], rules: COMMON_RULES };
   switch (purpose) {
     case "demo":
@@ -93,41 +71,36 @@ function tablesOf(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
       return { ...either, tables: [COMMON, MASTER_KEYS] };
     case "backup":
       // The master key opens the keys of the copy. No rule checks the data directory: the command reports a missing one itself.
-      return mode === "gateway" ? gateway : { tables: [COMMON, MASTER_KEYS], rules: BACKUP_RULES };
+      return mode === "gateway" ? gateway : { tables: [COMMON, MASTER_KEYS], rules: rules.BACKUP_RULES };
     case "migrate":
       return mode === "facilitator" ? either : gateway;
     case "serve":
       if (mode === "gateway") return gateway;
       if (mode === null) return { tables: [COMMON, GATEWAY, FACILITATOR], rules: [...MODE_RULES, ...COMMON_RULES] };
-      return { tables: [COMMON, FACILITATOR], rules: [...COMMON_RULES, ...FACILITATOR_RULES] };
+      return { tables: [COMMON, FACILITATOR], rules: [...COMMON_RULES, ...rules.FACILITATOR_RULES] };
   }
 }
 
 /** Reads each variable by itself. The value of a variable with a problem is its default. */
-function readValues(tables: readonly object[], flags: ReadonlyMap<string, string>, environment: Environment) {
+function readValues(tables: readonly object[], flags: Flags, environment: Environment) {
   const problems = new Map<string, string>();
   const sources = new Map<string, string>();
   const read: Record<string, unknown> = {};
   for (const [name, row] of Object.entries<VariableRow<unknown, unknown, string>>(VARIABLES)) {
-    const isRead = tables.some((table) => Object.hasOwn(table, name));
-    const { value, source, problem } = isRead
-      ? readRow(name, row, flags, environment)
-      : { value: row.fallback, source: name, problem: null };
+    read[name] = row.fallback;
+    if (!tables.some((table) => Object.hasOwn(table, name))) continue;
+    const { value, source, problem } = readRow(name, row, flags, environment);
     if (problem !== null) problems.set(name, problem);
     sources.set(name, source);
     read[name] = value;
   }
   // The cast is safe: each value was parsed by the row of its name, or is that row's fallback.
-  return { values: read as ConfigValues, sources, problems };
+  return { values: read as rules.ConfigValues, sources, problems };
 }
 
-function readRow<T, F>(
-  name: string,
-  { kind, fallback, ...sources }: VariableRow<T, F, string>,
-  flags: ReadonlyMap<string, string>,
-  environment: Environment,
-) {
-  const { text, source, problem } = readRaw(name, sources, flags, environment);
+function readRow<T, F>(name: string, row: VariableRow<T, F, string>, flags: Flags, environment: Environment) {
+  const { kind, fallback } = row;
+  const { text, source, problem } = readRaw(name, row, flags, environment);
   const parsed = text === null ? fallback : kind.parse(text);
   if (parsed !== undefined) return { value: parsed, source, problem };
   return { value: fallback, source, problem: valueProblem(source, kind, text ?? "") };
@@ -140,9 +113,9 @@ type Nested<T> = {
     : T[K];
 };
 
-type OptionTree = Nested<{ [N in VariableName as (typeof VARIABLES)[N]["path"]]: ConfigValues[N] }>;
+type OptionTree = Nested<{ [N in rules.VariableName as (typeof VARIABLES)[N]["path"]]: rules.ConfigValues[N] }>;
 
-function nested(values: ConfigValues): OptionTree {
+function nested(values: rules.ConfigValues): OptionTree {
   const options: Record<string, unknown> = {};
   for (const [name, { path }] of Object.entries(VARIABLES)) {
     const parts = path.split(".");
@@ -152,22 +125,24 @@ function nested(values: ConfigValues): OptionTree {
       branch[part] ??= {};
       branch = branch[part] as typeof options;
     }
-    branch[last] = values[name as VariableName];
+    branch[last] = values[name as rules.VariableName];
   }
   // The cast is safe, since the type is derived from the paths in this table.
   return options as unknown as OptionTree;
 }
 
 /** The options as the product uses them. A group of options is null without the values that it needs. */
-function arrange(values: ConfigValues, terminal: boolean, environment: Environment) {
+function arrange(values: rules.ConfigValues, terminal: boolean, environment: Environment) {
   const options = nested(values);
   const { masterKeys, log, identity, vault } = options;
   const [{ issuer, audience }, { address, token }] = [identity.oidc, vault];
+  const oidc = issuer === null || audience === null ? null : { ...identity.oidc, issuer, audience };
+  const tokenFile = renewedFile(environment["TOLLGATE_VAULT_TOKEN_FILE"]);
   const network = networkNamed("base");
   return {
     ...options,
     network,
-    port: options.port ?? GATEWAY_PORT,
+    port: options.port ?? rules.GATEWAY_PORT,
     reusePort: options.reusePort === "1",
     dataDir: resolve(options.dataDir),
     /** Without a trailing slash; null to take it from the request's Host. */
@@ -180,15 +155,9 @@ function arrange(values: ConfigValues, terminal: boolean, environment: Environme
     },
     log: { ...log, format: log.format ?? (terminal ? "pretty" : "json") },
     /** `oidc` is null for the local issuer. */
-    identity: {
-      ...identity,
-      oidc: issuer === null || audience === null ? null : { ...identity.oidc, issuer, audience },
-    },
+    identity: { ...identity, oidc },
     /** A Vault agent renews the token in its file, so the file is read again for each request. */
-    vault:
-      address === null || token === null
-        ? null
-        : { ...vault, address, token, tokenFile: renewedFile(environment["TOLLGATE_VAULT_TOKEN_FILE"]) },
+    vault: address === null || token === null ? null : { ...vault, address, token, tokenFile },
     tracing: arrangeTracing(options),
     /** Null unless the mode is facilitator. */
     facilitator: arrangeFacilitator(options, network, environment),
@@ -216,7 +185,7 @@ function arrangeFacilitator(options: OptionTree, network: Network, environment: 
   return {
     network,
     host,
-    port: port ?? FACILITATOR_PORT,
+    port: port ?? rules.FACILITATOR_PORT,
     openPort: facilitator.openPort,
     dataDir: resolve(options.dataDir),
     databaseUrl,
@@ -241,16 +210,8 @@ function arrangeSigners({ keys, url, address }: OptionTree["facilitator"]["signe
   return url === null || address === null ? null : ({ kind: "remote", url, address } as const);
 }
 
-/**
- * The text of a variable; null when unset, never empty. `source` is what the operator wrote: the name of the variable, of its
- * file variable or of its flag.
- */
-function readRaw(
-  name: string,
-  { flag, secret }: Sources,
-  flags: ReadonlyMap<string, string>,
-  environment: Environment,
-) {
+/** The text of a variable; null when unset, never empty. `source` is what the operator wrote: the variable, its file's or its flag. */
+function readRaw(name: string, { flag, secret }: Sources, flags: Flags, environment: Environment) {
   const given = flag === undefined ? undefined : flags.get(flag);
   // An empty variable counts as unset, but an empty flag is certainly a mistake.
   if (given === "") return { text: null, source: `--${flag}`, problem: `--${flag} must not be empty` };

@@ -38,23 +38,16 @@ export function cleanEnvironment(environment: Environment): Record<string, strin
   return { ...clean, ...OWN_SETTINGS };
 }
 
-/**
- * Replaces the process, and does not return; returns at once in a process that has been replaced already.
- *
- * @throws StartupProblem when the environment can't be cleaned, so that calls would not be safe
- */
+/** Does not return, unless the process has been replaced already. @throws StartupProblem when calls would not be safe */
 export function restartInCleanEnvironment(environment: Environment): void {
-  if (environment[MARK] === String(process.pid)) {
-    requireClean(environment);
-    return;
-  }
+  if (environment[MARK] === String(process.pid)) return void requireClean(environment);
   const next = { ...cleanEnvironment(environment), [MARK]: String(process.pid) };
-  if (process.execve === undefined)
-    throw new StartupProblem("tollgate can't restart itself in a clean environment: this system has no execve");
+  const failed = "tollgate can't restart itself in a clean environment";
+  if (process.execve === undefined) throw new StartupProblem(`${failed}: this system has no execve`);
   try {
     process.execve(process.execPath, ownCommandLine(), next);
   } catch (cause) {
-    throw new StartupProblem("tollgate can't restart itself in a clean environment: execve failed", { cause });
+    throw new StartupProblem(`${failed}: execve failed`, { cause });
   }
 }
 
@@ -62,11 +55,8 @@ export function restartInCleanEnvironment(environment: Environment): void {
 function requireClean(environment: Environment): void {
   const own: Environment = OWN_SETTINGS;
   const dirty = Object.keys(environment).filter((name) => FOREIGN.test(name) && environment[name] !== own[name]);
-  if (dirty.length > 0) {
-    throw new StartupProblem(
-      `${dirty.join(", ")} must not be set: tollgate removes such variables, and something has set them again`,
-    );
-  }
+  const again = "must not be set: tollgate removes such variables, and something has set them again";
+  if (dirty.length > 0) throw new StartupProblem(`${dirty.join(", ")} ${again}`);
 }
 
 /** The arguments for execve. A compiled binary has its embedded path as second argument; a script's path must be passed again. */

@@ -37,9 +37,8 @@ export function pemFile(
   };
 }
 
-export const certificateFile = pemFile("the path of a readable file with PEM certificates", (text) =>
-  pem(parseCertificates(text)),
-);
+const certificatesIn = (text: string) => pem(parseCertificates(text));
+export const certificateFile = pemFile("the path of a readable file with PEM certificates", certificatesIn);
 
 /** The certificates of the file, all of which must be those of a CA, as PEM. */
 export const caFile = pemFile("the path of a readable file with PEM certificates of a CA, and no others", (text) => {
@@ -52,9 +51,8 @@ export const privateKeyFile = pemFile(
   "the path of a readable file with a PEM private key without passphrase",
   (text) => {
     const [key] = text.match(PRIVATE_KEY) ?? [];
-    if (key === undefined) return undefined;
-    createPrivateKey(key);
-    return `${key}\n`;
+    if (key !== undefined) createPrivateKey(key);
+    return key && `${key}\n`;
   },
 );
 

@@ -35,13 +35,9 @@ export const COMMON_RULES: readonly ConfigRule[] = [
   rule("TOLLGATE_DATA_DIR", "DATABASE_URL", (v) => v.DATABASE_URL === null && dataDirProblem(v.TOLLGATE_DATA_DIR)),
 ];
 
+const OWN_TOOLS = "must be unset: Postgres is backed up by its own tools, see tollgate help backups";
 export const BACKUP_RULES: readonly ConfigRule[] = [
-  rule(
-    "DATABASE_URL",
-    null,
-    (v) =>
-      v.DATABASE_URL !== null && "must be unset: Postgres is backed up by its own tools, see tollgate help backups",
-  ),
+  rule("DATABASE_URL", null, (v) => v.DATABASE_URL !== null && OWN_TOOLS),
 ];
 
 export const GATEWAY_RULES: readonly ConfigRule[] = [
@@ -52,29 +48,20 @@ export const GATEWAY_RULES: readonly ConfigRule[] = [
     "DATABASE_URL",
     "must be unset without DATABASE_URL: it is a URL of the same database",
   ),
-  rule(
-    "TOLLGATE_REUSE_PORT",
-    "DATABASE_URL",
-    (v) =>
-      v.TOLLGATE_REUSE_PORT === "1" &&
-      v.DATABASE_URL === null &&
-      "must be 0 without DATABASE_URL: only one gateway can use an SQLite database",
-  ),
+  rule("TOLLGATE_REUSE_PORT", "DATABASE_URL", (v) => {
+    const isShared = v.TOLLGATE_REUSE_PORT === "1" && v.DATABASE_URL === null;
+    return isShared && "must be 0 without DATABASE_URL: only one gateway can use an SQLite database";
+  }),
   ...together("TOLLGATE_OIDC_AUDIENCE", "TOLLGATE_OIDC_ISSUER"),
   requires("TOLLGATE_JWKS_URL", "TOLLGATE_OIDC_ISSUER"),
   ...together("TOLLGATE_VAULT_TOKEN", "TOLLGATE_VAULT_ADDR"),
-  rule(
-    "TOLLGATE_USER_CLAIM",
-    null,
-    (v) => v.TOLLGATE_USER_CLAIM === v.TOLLGATE_TENANT_CLAIM && "must differ from TOLLGATE_TENANT_CLAIM",
-  ),
-  rule(
-    "TOLLGATE_SCOPE_CLAIM",
-    null,
-    (v) =>
-      [v.TOLLGATE_TENANT_CLAIM, v.TOLLGATE_USER_CLAIM].includes(v.TOLLGATE_SCOPE_CLAIM) &&
-      "must differ from TOLLGATE_TENANT_CLAIM and TOLLGATE_USER_CLAIM",
-  ),
+  rule("TOLLGATE_USER_CLAIM", null, ({ TOLLGATE_USER_CLAIM: user, TOLLGATE_TENANT_CLAIM: tenant }) => {
+    return user === tenant && "must differ from TOLLGATE_TENANT_CLAIM";
+  }),
+  rule("TOLLGATE_SCOPE_CLAIM", null, (v) => {
+    const isTaken = [v.TOLLGATE_TENANT_CLAIM, v.TOLLGATE_USER_CLAIM].includes(v.TOLLGATE_SCOPE_CLAIM);
+    return isTaken && "must differ from TOLLGATE_TENANT_CLAIM and TOLLGATE_USER_CLAIM";
+  }),
 ];
 
 export const FACILITATOR_RULES: readonly ConfigRule[] = [
@@ -102,11 +89,8 @@ type PortVariable = "TOLLGATE_PORT" | "TOLLGATE_OPEN_PORT" | "TOLLGATE_METRICS_P
 
 /** Two variables must not name one port. Port 0 takes a free port, so it is never equal to another. */
 function otherPort(name: PortVariable, other: PortVariable, fallback: number): ConfigRule {
-  return rule(
-    name,
-    other,
-    (v) => v[name] !== 0 && v[name] === (v[other] ?? fallback) && `must differ from the port of ${other}`,
-  );
+  const isSame = (v: ConfigValues) => v[name] !== 0 && v[name] === (v[other] ?? fallback);
+  return rule(name, other, (v) => isSame(v) && `must differ from the port of ${other}`);
 }
 
 function required(name: VariableName): ConfigRule {
@@ -119,12 +103,9 @@ function needed(name: VariableName, other: VariableName, why = `must be set when
 }
 
 /** A variable that has no meaning without the other. */
-function requires(
-  name: VariableName,
-  other: VariableName,
-  why = `has no effect without ${other}: unset it, or set ${other} too`,
-): ConfigRule {
-  return rule(name, other, (v) => v[name] !== null && v[other] === null && why);
+function requires(name: VariableName, other: VariableName, why?: string): ConfigRule {
+  const must = why ?? `has no effect without ${other}: unset it, or set ${other} too`;
+  return rule(name, other, (v) => v[name] !== null && v[other] === null && must);
 }
 
 function together(name: VariableName, other: VariableName): ConfigRule[] {

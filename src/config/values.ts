@@ -46,10 +46,8 @@ export const FILE_BYTES_MAX = 4 * 1024 * 1024;
 const PIPE_MS_MAX = 10_000;
 
 /**
- * The text of a file that an operator has named, or what comes through a pipe (a secret passed as /dev/fd/3) to its end. A
- * device is refused, since some never end, and so is a pipe that nobody writes to.
- *
- * @throws an error for `fileProblem`
+ * The text of a file that an operator has named, or what comes through a pipe (a secret passed as /dev/fd/3) to its end. A device is
+ * refused, since some never end, and so is a pipe that nobody writes to. @throws an error for `fileProblem`
  */
 export function readTextFile(path: string, bytesMax = FILE_BYTES_MAX): string {
   return readBytesFile(path, bytesMax).toString("utf8");
@@ -82,8 +80,8 @@ function readToEnd(file: number, about: Stats, bytesMax: number): Buffer {
     length += count ?? 0;
     if (length > bytesMax) throw new Unreadable(`is larger than ${bytesMax} bytes`);
     if (count) continue;
-    if (performance.now() > until)
-      throw new Unreadable(`is a pipe that nobody has written to in ${PIPE_MS_MAX / 1000} s`);
+    const unwritten = `is a pipe that nobody has written to in ${PIPE_MS_MAX / 1000} s`;
+    if (performance.now() > until) throw new Unreadable(unwritten);
     Bun.sleepSync(5);
   }
 }
@@ -100,11 +98,8 @@ function readNow(file: number, chunk: Buffer): number | null {
 
 /** A text that is taken as it is, unless `problem` says why it is not valid. */
 function unless(must: string, problem: (text: string) => string | null): Kind<string> {
-  return {
-    must,
-    parse: (text) => (problem(text) === null ? text : undefined),
-    why: (text) => problem(text) ?? "",
-  };
+  const parse = (text: string) => (problem(text) === null ? text : undefined);
+  return { must, parse, why: (text) => problem(text) ?? "" };
 }
 
 /** The result of the work, or undefined when it throws. */
@@ -136,13 +131,11 @@ export function wholeNumber(least: number, most: number): Kind<number> {
 }
 
 export function choice<const T extends string>(words: readonly T[]): Kind<T> {
+  const none = words.length === 2 ? "neither" : "none";
   return {
     must: words.join(", ").replace(/, ([^,]*)$/, " or $1"),
     parse: (text) => words.find((word) => word === text),
-    why: (text, isFlag) =>
-      isFlag
-        ? `${printable(text.slice(0, 40))} is ${words.length === 2 ? "neither" : "none"}${didYouMean(text, words)}`
-        : "",
+    why: (text, isFlag) => (isFlag ? `${printable(text.slice(0, 40))} is ${none}${didYouMean(text, words)}` : ""),
   };
 }
 
@@ -261,10 +254,8 @@ export const tenantPrefix: Kind<string> = {
 };
 
 /** RFC 6749, section 3.3. */
-export const scope = matching(
-  "one scope: visible ASCII without blanks, quotes and backslashes",
-  /^[\x21\x23-\x5B\x5D-\x7E]{1,256}$/,
-);
+const SCOPE = /^[\x21\x23-\x5B\x5D-\x7E]{1,256}$/;
+export const scope = matching("one scope: visible ASCII without blanks, quotes and backslashes", SCOPE);
 
 const REGISTERED = ["iss", "aud", "exp", "nbf", "iat", "jti"];
 
@@ -297,9 +288,8 @@ export const pairs = pairList(
   (value) => text.parse(value) !== undefined,
 );
 
-const headerValues = pairList(`${pairs.must}, that can stand in HTTP headers`, (value) =>
-  /^[\t\x20-\x7e\x80-\xff]*$/.test(value),
-);
+const isHeaderValue = (value: string) => /^[\t\x20-\x7e\x80-\xff]*$/.test(value);
+const headerValues = pairList(`${pairs.must}, that can stand in HTTP headers`, isHeaderValue);
 
 export const headerPairs: Kind<readonly NamedValue[]> = {
   ...headerValues,
@@ -374,10 +364,7 @@ const KEYS_MAX = 64;
 /** The group order of secp256k1 (SEC 2, section 2.4.1). A private key is below it, and not 0. */
 const SECP256K1_ORDER = 0xffffffff_ffffffff_ffffffff_fffffffe_baaedce6_af48a03b_bfd25e8c_d0364141n;
 
-export const privateKey: Kind<Hex> = {
-  must: "one 32-byte hex private key (secp256k1)",
-  parse: parsePrivateKey,
-};
+export const privateKey: Kind<Hex> = { must: "one 32-byte hex private key (secp256k1)", parse: parsePrivateKey };
 
 function parsePrivateKey(text: string): Hex | undefined {
   const digits = /^(?:0x)?([0-9a-f]{64})$/i.exec(text)?.[1]?.toLowerCase();
@@ -398,12 +385,7 @@ function parsedEntries<T>(text: string, most: number, parse: (entry: string) => 
 }
 
 /** Names the first entry that is not valid by its position, since the entry itself may be a secret. */
-function entryProblem(
-  entries: readonly string[],
-  isValid: (entry: string) => boolean,
-  most: number,
-  shown = "",
-): string {
+function entryProblem(entries: readonly string[], isValid: (entry: string) => boolean, most: number, shown = "") {
   const at = entries.findIndex((entry) => !isValid(entry));
   if (at >= 0) return `entry ${at + 1} of ${entries.length}${shown} is not valid`;
   return entries.length > most ? `it has ${entries.length} entries` : "it has no entry";
@@ -420,11 +402,7 @@ function hostProblem(entries: readonly string[], isValid: (entry: string) => boo
 }
 
 /** A list of different entries, all of which are parsed: if an invalid key were skipped silently, nobody would watch its money. */
-function listOf<T extends string>(
-  must: string,
-  most: number,
-  parse: (entry: string) => T | undefined,
-): Kind<readonly T[]> {
+function listOf<T extends string>(must: string, most: number, parse: Kind<T>["parse"]): Kind<readonly T[]> {
   return {
     must,
     parse: (text) => {

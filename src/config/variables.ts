@@ -21,13 +21,8 @@ export interface VariableRow<T, F, P extends string> extends Sources {
   readonly fallback: F;
 }
 
-function row<T, const F, const P extends string>(
-  path: P,
-  kind: value.Kind<T>,
-  fallback: F,
-  sources: Sources = {},
-): VariableRow<T, F, P> {
-  return { path, kind, fallback, ...sources };
+function row<T, const F, const P extends string>(path: P, kind: value.Kind<T>, fallback: F, sources: Sources = {}) {
+  return { path, kind, fallback, ...sources } satisfies VariableRow<T, F, P>;
 }
 
 /** Up to ten minutes, in milliseconds. */
@@ -119,11 +114,7 @@ export const FACILITATOR = {
   TOLLGATE_BATCH: row("facilitator.limits.batch", value.wholeNumber(0, 100), 0),
 };
 
-export const DEMO = {
-  TOLLGATE_ANVIL: row("anvil", value.path, null),
-};
+export const DEMO = { TOLLGATE_ANVIL: row("anvil", value.path, null) };
 
 /** Of the callers' command. */
-export const CALL = {
-  TOLLGATE_TOKEN: row("token", value.bearerToken, null, { secret: true }),
-};
+export const CALL = { TOLLGATE_TOKEN: row("token", value.bearerToken, null, { secret: true }) };
