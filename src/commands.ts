@@ -15,18 +15,13 @@ const SERVICE = "[--host H] [--port N] [--data-dir DIR] [--env-file FILE]";
 /** The flags of commands that work on the data. */
 const DATA = "[--data-dir DIR] [--env-file FILE]";
 
-const pki = (forms: string, summary: string, about: string): CliCommand => ({
-  forms: [forms],
-  summary,
-  about,
-  run: async (line) => (await import("./cli/pki.ts")).pki(line),
-});
-const account = (forms: string, summary: string, about = summary): CliCommand => ({
-  forms: [`${forms} ${DATA}`.trimStart()],
-  summary,
-  about,
-  run: async (line) => (await import("./cli/account.ts")).account(line),
-});
+const pki = (form: string, summary: string, about: string): CliCommand => {
+  return { forms: [form], summary, about, run: async (line) => (await import("./cli/pki.ts")).pki(line) };
+};
+const account = (form: string, summary: string, about = summary): CliCommand => {
+  const run: CliCommand["run"] = async (line) => (await import("./cli/account.ts")).account(line);
+  return { forms: [`${form} ${DATA}`], summary, about, run };
+};
 
 /** The command that runs when the command line names none. */
 export const SERVE: CliCommand = {

@@ -1,11 +1,6 @@
 // The entry point: runs the command of the command line, prints its output, and exits with 0, 1 (failed), 2 (misconfigured) or a status of the command's own.
-import {
-  type CommandLine,
-  type CommandOutcome,
-  type CommandVerdict,
-  Misuse,
-  readCommandLine,
-} from "./cli/command-line.ts";
+import type { CommandLine, CommandOutcome, CommandVerdict } from "./cli/command-line.ts";
+import { Misuse, readCommandLine } from "./cli/command-line.ts";
 import { openLog } from "./cli/log.ts";
 import { COMMANDS, SERVE } from "./commands.ts";
 import { Fault } from "./core/fault.ts";
@@ -38,9 +33,8 @@ function isService(command: string | null): boolean {
 
 /** Prints the one document that stands on standard output with --json. */
 function printDocument(document: object): Promise<void> {
-  const { promise, resolve } = Promise.withResolvers<void>();
-  process.stdout.write(`${printableJson(JSON.stringify(document, null, 2))}\n`, () => resolve());
-  return promise;
+  const text = `${printableJson(JSON.stringify(document, null, 2))}\n`;
+  return new Promise((resolve) => process.stdout.write(text, () => resolve()));
 }
 
 /** Why the command failed, in sentences. */
@@ -70,12 +64,8 @@ const line = readCommandLine(process.argv.slice(2), COMMANDS, SERVE);
 const isJson = line.flags.has("json");
 try {
   const outcome = await outcomeOf(line);
-  const {
-    holds,
-    text,
-    document,
-    status = FAILED,
-  }: CommandVerdict = typeof outcome === "object" ? outcome : { holds: true, text: outcome ?? "" };
+  const verdict: CommandVerdict = typeof outcome === "object" ? outcome : { holds: true, text: outcome ?? "" };
+  const { holds, text, document, status = FAILED } = verdict;
   if (isJson && document !== undefined) await printDocument(document);
   // A service prints nothing here, and its standard output may be closed.
   else if (text !== "") (holds ? process.stdout : process.stderr).write(text);

@@ -11,16 +11,7 @@ import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { didYouMean } from "../core/text.ts";
 import { systemClock } from "../core/time.ts";
-import {
-  addAccount,
-  addCertificate,
-  type ListedAccount,
-  listAccounts,
-  type NewAccount,
-  removeAccount,
-  removeCertificate,
-  setEnabled,
-} from "../facilitator/accounts.ts";
+import * as accounts from "../facilitator/accounts.ts";
 import type { Store } from "../storage/store.ts";
 import { usdc } from "../x402/network.ts";
 import { begin, type CommandLine, type CommandOutcome, neededFlag, shownWord } from "./command-line.ts";
@@ -48,7 +39,7 @@ export async function account(line: CommandLine): Promise<CommandOutcome> {
 }
 
 /** Does what `tollgate account add` does; for the demo. */
-export function addNewAccount(config: DataLocation, account: NewAccount, log: Log): Promise<string> {
+export function addNewAccount(config: DataLocation, account: accounts.NewAccount, log: Log): Promise<string> {
   return withAccounts(config, log, (store) => add(store, account));
 }
 
@@ -65,26 +56,26 @@ function workOf(line: CommandLine): (store: Store) => Promise<CommandOutcome> {
     case "account add-cert": {
       const certificate = readClientCertificate(line);
       return async (store) =>
-        `added to ${name}, certificate ${await addCertificate(store, systemClock, name, certificate)}\n`;
+        `added to ${name}, certificate ${await accounts.addCertificate(store, systemClock, name, certificate)}\n`;
     }
     case "account remove-cert": {
       const certificate = readClientCertificate(line);
       return async (store) => {
-        const { fingerprint, left } = await removeCertificate(store, name, certificate);
+        const { fingerprint, left } = await accounts.removeCertificate(store, name, certificate);
         const rest = left === 0 ? "; the account has no certificate left and can't settle payments" : "";
         return `removed certificate ${fingerprint} from ${name}${rest}\n`;
       };
     }
     case "account disable":
-      return (store) => setEnabled(store, systemClock, name, false).then(() => `disabled ${name}\n`);
+      return (store) => accounts.setEnabled(store, systemClock, name, false).then(() => `disabled ${name}\n`);
     case "account enable":
-      return (store) => setEnabled(store, systemClock, name, true).then(() => `enabled ${name}\n`);
+      return (store) => accounts.setEnabled(store, systemClock, name, true).then(() => `enabled ${name}\n`);
     case "account remove":
-      return (store) => removeAccount(store, name).then(() => `removed ${name}\n`);
+      return (store) => accounts.removeAccount(store, name).then(() => `removed ${name}\n`);
     default:
       return async (store) => {
-        const accounts = await listAccounts(store.read);
-        return { holds: true, text: accountsText(accounts), document: { accounts: accounts.map(documented) } };
+        const listed = await accounts.listAccounts(store.read);
+        return { holds: true, text: accountsText(listed), document: { accounts: listed.map(documented) } };
       };
   }
 }
@@ -126,8 +117,8 @@ async function withAccounts<T>(config: DataLocation, log: Log, work: (store: Sto
   }
 }
 
-async function add(store: Store, account: NewAccount): Promise<string> {
-  const { name, fingerprint } = await addAccount(store, systemClock, account);
+async function add(store: Store, account: accounts.NewAccount): Promise<string> {
+  const { name, fingerprint } = await accounts.addAccount(store, systemClock, account);
   const { maxPerTransaction: most, dailyCeiling: ceiling } = account;
   const least = VARIABLES.TOLLGATE_MIN_VALUE.fallback;
   if (most !== null && BigInt(most) < least) {
@@ -144,27 +135,23 @@ async function add(store: Store, account: NewAccount): Promise<string> {
 }
 
 async function unknownAccount(store: Store, name: string, cause: Fault): Promise<StartupProblem> {
-  const names = (await listAccounts(store.read)).map((account) => account.name);
+  const names = (await accounts.listAccounts(store.read)).map((account) => account.name);
   return new StartupProblem(`there is no account ${JSON.stringify(name)}${didYouMean(name, names)}`, { cause });
 }
 
-function documented({ name, enabled, fingerprints, max_per_transaction, daily_ceiling }: ListedAccount) {
+function documented({ name, enabled, fingerprints, max_per_transaction, daily_ceiling }: accounts.ListedAccount) {
   return { name, enabled: Boolean(enabled), fingerprints, max_per_transaction, daily_ceiling };
 }
 
 const HEADINGS = ["NAME", "ENABLED", "FINGERPRINT", "MAX PER TRANSACTION", "DAILY CEILING"];
-/** Shown for a limit that the account does not set itself. */
-const DEFAULT = "default";
-const NO_CERTIFICATE = "none";
 
 /** Each further certificate of an account has a line of its own. */
-function accountsText(accounts: readonly ListedAccount[]): string {
-  if (accounts.length === 0) return "there are no accounts\n";
-  const rows = accounts.flatMap((account) => {
-    const [first = NO_CERTIFICATE, ...others] = account.fingerprints;
-    const limits = [account.max_per_transaction, account.daily_ceiling].map((limit) =>
-      limit === null ? DEFAULT : inUsdc(limit),
-    );
+function accountsText(listed: readonly accounts.ListedAccount[]): string {
+  if (listed.length === 0) return "there are no accounts\n";
+  const shown = (limit: string | null) => (limit === null ? "default" : inUsdc(limit));
+  const rows = listed.flatMap((account) => {
+    const [first = "none", ...others] = account.fingerprints;
+    const limits = [account.max_per_transaction, account.daily_ceiling].map(shown);
     return [
       [account.name, account.enabled ? "yes" : "no", first, ...limits],
       ...others.map((fingerprint) => ["", "", fingerprint, "", ""]),
@@ -172,10 +159,8 @@ function accountsText(accounts: readonly ListedAccount[]): string {
   });
   const lines = [HEADINGS, ...rows];
   const widths = HEADINGS.map((_, column) => Math.max(...lines.map((line) => width(line[column]))));
-  return lines
-    .map((line) => line.map((cell, column) => cell + " ".repeat((widths[column] ?? 0) - width(cell))))
-    .map((cells) => `${cells.join("  ").trimEnd()}\n`)
-    .join("");
+  const padded = (cell: string, column: number) => cell + " ".repeat((widths[column] ?? 0) - width(cell));
+  return lines.map((line) => `${line.map(padded).join("  ").trimEnd()}\n`).join("");
 }
 
 const width = (cell = ""): number => Bun.stringWidth(cell);

@@ -18,40 +18,25 @@ import { markCopy, recordRestore, tellsRestore, unmarkCopy } from "../storage/re
 import { checkSqliteCopy, copySqlite, replaceSqlite } from "../storage/sqlite/backup.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine, type CommandOutcome, type CommandVerdict } from "./command-line.ts";
-import {
-  lacksDatabase,
-  openDataDir,
-  openStoreOf,
-  prepareMasterKeys,
-  requireDatabase,
-  requireMasterKeys,
-  requireOwnCopy,
-  requireOwnDataDir,
-  type Service,
-  servicesIn,
-  withStore,
-} from "./open.ts";
-import { canAsk, disagreement, withProgress } from "./terminal/interactive.ts";
+import * as place from "./open.ts";
+import { canAsk, disagreement, type Progress, withProgress } from "./terminal/interactive.ts";
 
 /** Brings the schema up to date, for deployments that do so before the new version takes calls. */
 export async function migrate(line: CommandLine): Promise<CommandOutcome> {
   const { config, log } = begin(line, "migrate");
   // The next start would refuse a gateway's database without its master key. A facilitator's database holds no secrets.
   const service = config.mode ?? "gateway";
-  await requireOwnDataDir(service, config);
-  const isNew = lacksDatabase(config);
-  if (service === "facilitator") openDataDir(config, log);
-  else prepareMasterKeys(config, log);
-  await withProgress("migrating the database", async () => {
-    const store = await openStoreOf(service, config, log);
-    await store.close();
-  });
+  await place.requireOwnDataDir(service, config);
+  const isNew = place.lacksDatabase(config);
+  if (service === "facilitator") place.openDataDir(config, log);
+  else place.prepareMasterKeys(config, log);
+  await withProgress("migrating the database", async () => (await place.openStoreOf(service, config, log)).close());
   const isSqlite = config.databaseUrl === null;
   log.info("database_up_to_date", { database: isSqlite ? "sqlite" : "postgres" });
   // The result is the last line.
   log.flush();
-  const place = isSqlite ? join(config.dataDir, DATABASE_FILE) : "the database";
-  return isNew ? `created a new database, ${place}\n` : `${place} is up to date\n`;
+  const database = isSqlite ? join(config.dataDir, DATABASE_FILE) : "the database";
+  return isNew ? `created a new database, ${database}\n` : `${database} is up to date\n`;
 }
 
 export async function backup(line: CommandLine): Promise<CommandOutcome> {
@@ -67,24 +52,18 @@ export async function backup(line: CommandLine): Promise<CommandOutcome> {
   const file = resolve(named);
   const written = target !== undefined;
   if (written) {
-    await withProgress(`copying the database to ${file}`, async ({ writes }) =>
-      copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now(), writes),
-    );
+    const database = join(config.dataDir, DATABASE_FILE);
+    const copy = async ({ writes }: Progress) => copySqlite(database, file, systemClock.now(), writes);
+    await withProgress(`copying the database to ${file}`, copy);
   }
   const bytes = statSync(file, { throwIfNoEntry: false })?.size ?? null;
-  if (verify === undefined) {
-    const document = { file, written, bytes, verified: false, problem: null };
-    return { holds: true, text: `wrote ${file}\n`, document };
-  }
+  const unverified = { file, written, bytes, verified: false, problem: null };
+  if (verify === undefined) return { holds: true, text: `wrote ${file}\n`, document: unverified };
   const { problem, facts } = await withProgress(`checking ${file}`, async () => check(config, file, log));
-  const document = { file, written, bytes, verified: problem === null, problem };
-  return problem === null
-    ? {
-        holds: true,
-        text: `${written ? `wrote ${file} and verified it` : `${file} is complete`}: ${facts}\n`,
-        document,
-      }
-    : { holds: false, text: `${file} can't be restored: ${problem}\n`, document };
+  const holds = problem === null;
+  const done = written ? `wrote ${file} and verified it` : `${file} is complete`;
+  const text = holds ? `${done}: ${facts}\n` : `${file} can't be restored: ${problem}\n`;
+  return { holds, text, document: { file, written, bytes, verified: holds, problem } };
 }
 
 /** Checks a copy. `problem` is null if it can be restored. */
@@ -113,23 +92,23 @@ export async function restore(line: CommandLine): Promise<CommandOutcome> {
   const [named] = line.words;
   const file = named === undefined ? null : resolve(named);
   if (databaseUrl !== null) {
-    if (file !== null)
-      throw new StartupProblem("FILE must be left out: a Postgres database is restored by its own tools");
-    return record(line, config, null, log);
+    if (file === null) return record(line, config, null, log);
+    throw new StartupProblem("FILE must be left out: a Postgres database is restored by its own tools");
   }
   const path = join(dataDir, DATABASE_FILE);
-  if (file === null) requireDatabase(config, "service");
+  if (file === null) place.requireDatabase(config, "service");
   else {
     // Before anything is made in the directory.
     await withProgress(`checking ${file}`, async () => requireCopy(config, file, path, log));
-    openDataDir(config, log);
+    place.openDataDir(config, log);
   }
   // Makes sure that no service runs, and that none starts meanwhile.
   const lock = acquireDataDirLock(dataDir, ": stop it first");
   try {
     if (file === null) return await record(line, config, path, log);
     const before = await withProgress(`restoring ${file}`, () => putCopy(config, file, path));
-    return await recordPut(line, config, { file, path, before }, log);
+    const put = before === null ? [] : [`the previous database is ${before} now`];
+    return await recordPut(line, config, file, put, log);
   } finally {
     lock.release();
   }
@@ -137,28 +116,17 @@ export async function restore(line: CommandLine): Promise<CommandOutcome> {
 
 /** @throws StartupProblem when the file can't be restored */
 function requireCopy(config: Config, file: string, path: string, log: Log): void {
-  if (isOneFile(file, path)) {
-    throw new StartupProblem(
-      `${file} is the database itself: name a copy, or leave FILE out if it is the copy already`,
-    );
-  }
+  const itself = "is the database itself: name a copy, or leave FILE out if it is the copy already";
+  if (isOneFile(file, path)) throw new StartupProblem(`${file} ${itself}`);
   const { problem } = check(config, file, log);
   if (problem !== null) throw new StartupProblem(`${file} can't be restored: ${problem}`);
 }
 
-interface Put {
-  readonly file: string;
-  readonly path: string;
-  /** The name of the previous database; null if there was none. */
-  readonly before: string | null;
-}
-
-/** @throws StartupProblem that tells what was done already */
-async function recordPut(line: CommandLine, config: Config, { file, path, before }: Put, log: Log) {
-  const kept = before === null ? [] : [`the previous database is ${before} now`];
+/** @param kept what became of the previous database @throws StartupProblem that tells what was done already */
+async function recordPut(line: CommandLine, config: Config, file: string, kept: readonly string[], log: Log) {
   try {
     syncToDisk(config.dataDir);
-    const outcome = await record(line, config, path, log);
+    const outcome = await record(line, config, join(config.dataDir, DATABASE_FILE), log);
     return typeof outcome === "string" ? [...kept, outcome].join("\n") : outcome;
   } catch (cause) {
     const done = [`${file} is in its place`, ...kept].join(", ");
@@ -167,7 +135,7 @@ async function recordPut(line: CommandLine, config: Config, { file, path, before
   }
 }
 
-function restoredText(what: string, services: readonly Service[]): string {
+function restoredText(what: string, services: readonly place.Service[]): string {
   const ended =
     "; calls that had not begun have ended, and for 14 minutes the gateway refuses payments that may be older";
   const again = services.map((service) => (service === "gateway" ? "revoke tokens" : "disable accounts"));
@@ -178,9 +146,7 @@ function restoredText(what: string, services: readonly Service[]): string {
 }
 
 /**
- * Puts the copy in the place of the database. A previous database is kept under another name.
- *
- * @returns that name; null if there was no database
+ * Puts the copy in the place of the database. @returns the name under which the previous database is kept; null if there was none
  * @throws StartupProblem when the copy is that of the other service, or can't be put there
  */
 async function putCopy(config: Config, file: string, path: string): Promise<string | null> {
@@ -188,7 +154,7 @@ async function putCopy(config: Config, file: string, path: string): Promise<stri
   try {
     makePrivateFile(draft);
     copyFileSync(file, draft);
-    await requireOwnCopy(draft, config);
+    await place.requireOwnCopy(draft, config);
     markCopy(draft, systemClock.now());
     const before = `${path}.before-${systemClock.now()}`;
     replaceSqlite(draft, path, before);
@@ -210,10 +176,10 @@ function isOneFile(...paths: [string, string]): boolean {
 /** Marks the database as restored. @returns what to print */
 async function record(line: CommandLine, config: Config, file: string | null, log: Log) {
   const { databaseUrl, dataDir } = config;
-  return withStore(openStore({ databaseUrl, dataDir, log, clock: systemClock }), async (store) => {
-    const services = await servicesIn(store.read);
+  return place.withStore(openStore({ databaseUrl, dataDir, log, clock: systemClock }), async (store) => {
+    const services = await place.servicesIn(store.read);
     // A gateway would not start with another master key.
-    if (services.includes("gateway")) await openKeyring(store, requireMasterKeys(config, log), store.clock);
+    if (services.includes("gateway")) await openKeyring(store, place.requireMasterKeys(config, log), store.clock);
     const disagreed = (await tellsRestore(store, file)) ? null : await disagreementToEnd(line, store);
     if (disagreed !== null) return disagreed;
     await recordRestore(store, () => settleRestored(store));

@@ -64,10 +64,8 @@ export class Misuse extends Error {
 }
 
 /**
- * Loads the configuration of a command that has read its words and flags.
- *
+ * Loads the configuration of a command that has read its words and flags. @throws Misuse with all problems of both
  * @param problemsOf finds what the command can't accept in a configuration that is valid by itself
- * @throws Misuse with all problems of the command line and the configuration
  */
 export function configured(line: CommandLine, purpose: Purpose, problemsOf = (_: Config): readonly string[] => []) {
   const variables = withEnvFile(processEnvironment, line.flags.get("env-file"));
@@ -90,9 +88,8 @@ export function configured(line: CommandLine, purpose: Purpose, problemsOf = (_:
 function otherMode(mode: string | undefined): string[] {
   if (mode === undefined || mode === "" || mode === "gateway") return [];
   if (mode !== "facilitator") return ["TOLLGATE_MODE must be gateway or facilitator"];
-  return [
-    "TOLLGATE_MODE is facilitator, but tollgate serve runs the gateway: give --mode facilitator, or unset TOLLGATE_MODE",
-  ];
+  const advice = "give --mode facilitator, or unset TOLLGATE_MODE";
+  return [`TOLLGATE_MODE is facilitator, but tollgate serve runs the gateway: ${advice}`];
 }
 
 /** Loads the configuration, as `configured` does, and opens the log. */
@@ -115,9 +112,8 @@ export function readCommandLine(words: readonly string[], commands: Commands, se
   const command = name === undefined ? undefined : commands[name];
   // A second word that is nearly that of a command, after a command that takes no words. Any other may be a forgotten flag's value:
   // to suggest `token revoke` for `token acme` would end the tokens of somebody who wants one.
-  const isMisspelt =
-    name === first && isName(second) && suggest(`${first} ${second}`, subcommands(first, commands)) !== null;
-  if (name !== undefined && command !== undefined && !isMisspelt) {
+  const meant = name === first && isName(second) && suggest(`${first} ${second}`, subcommands(first, commands));
+  if (name !== undefined && command !== undefined && !meant) {
     const its = name.split(" ");
     return isHelp ? askedForHelp({}, its) : readRest(name, command, words.slice(its.length));
   }
@@ -193,17 +189,15 @@ const FLAG = /--([a-z-]+)(?: ("[^"]*"|[^\s[\]-][^\s[\]]*))?/g;
 export function grammarOf(forms: readonly string[]) {
   const flags = forms.map((form) => [...form.matchAll(FLAG)].map(([, name = "", value]) => ({ name, value })));
   const words = forms.map((form) => form.replaceAll(FLAG, "").match(/\[?[A-Z]+/g) ?? []);
-  const [required = []] = words
-    .map((all) => all.filter((word) => !word.startsWith("[")))
-    .sort((a, b) => a.length - b.length);
+  const needed = words.map((each) => each.filter((word) => !word.startsWith("[")));
+  const [required = []] = needed.sort((a, b) => a.length - b.length);
   const all = flags.flat();
+  const isEndless = forms.some((form) => form.includes("[WORD ...]"));
   return {
     required,
     /** The words as they are written, with a bracket before those that may be left out. */
     words: words.flat(),
-    wordsMax: forms.some((form) => form.includes("[WORD ...]"))
-      ? Infinity
-      : Math.max(...words.map((each) => each.length)),
+    wordsMax: isEndless ? Infinity : Math.max(...words.map((each) => each.length)),
     known: [...new Set(all.map(({ name }) => name))],
     isBare: (flag: string) => all.some(({ name, value }) => name === flag && value === undefined),
     /** How the value of a flag is written; undefined when it takes none. */
@@ -233,7 +227,7 @@ function readRest(command: string, { forms }: CliCommand, rest: readonly string[
     else if (name === null) words.push(word);
     // A flag with a problem counts as given, since it is not missing.
     if (name === null || !grammar.known.includes(name)) continue;
-    if (grammar.isList(name)) lists.set(name, [...(lists.get(name) ?? []), value ?? ""]);
+    if (grammar.isList(name)) lists.getOrInsertComputed(name, () => []).push(value ?? "");
     else flags.set(name, flags.get(name) ?? value ?? "");
   }
   const missing = grammar.required.slice(words.length);
@@ -248,14 +242,8 @@ function flagsMeant({ wordsMax }: Grammar, forms: readonly string[], rest: reado
   return rest.every(isName) ? new Map(needed.map((name, index) => [name, shownWord(rest[index] ?? "")])) : null;
 }
 
-const NO_FLAG = "is not a flag of this command";
-
-function pairProblem(
-  grammar: Grammar,
-  words: number,
-  flags: ReadonlyMap<string, string>,
-  { word, name, value }: Pair,
-): string | null {
+function pairProblem(grammar: Grammar, words: number, flags: ReadonlyMap<string, string>, pair: Pair): string | null {
+  const { word, name, value } = pair;
   const { known, isBare, valueForm, wordsMax } = grammar;
   if (name === null) return isName(word) && words < wordsMax ? null : strayProblem(word, grammar);
   const all = known.map((flag) => `--${flag}`);
@@ -263,7 +251,8 @@ function pairProblem(
     // Most variables have no flag.
     const variable = `TOLLGATE_${name.toUpperCase().replaceAll("-", "_")}`;
     const isVariable = known.includes("env-file") && Object.hasOwn(VARIABLES, variable);
-    return isVariable ? `--${name} is not a flag: set ${variable}` : unknown(`--${name}`, NO_FLAG, [...all, "--help"]);
+    if (isVariable) return `--${name} is not a flag: set ${variable}`;
+    return unknown(`--${name}`, "is not a flag of this command", [...all, "--help"]);
   }
   const form = valueForm(name);
   if (value === null && !isBare(name)) return `--${name} needs a value: --${name} ${form}`;

@@ -11,22 +11,8 @@ import { type Network, usdc } from "../x402/network.ts";
 import { newAccount } from "./call/payment.ts";
 import { DemoProblem, findAnvil, furnishChain, startAnvil } from "./demo/chain.ts";
 import payCommand from "./demo/pay.txt" with { type: "text" };
-import {
-  configureSettlement,
-  FACTORIZE_PRICE,
-  NOTARY_PRICE,
-  registerAgents,
-  runPaidCall,
-  runPricedTool,
-  type Scenario,
-} from "./demo/scenario.ts";
-import {
-  makeCertificates,
-  startCalculator,
-  startDemoFacilitator,
-  startDemoGateway,
-  startNotary,
-} from "./demo/services.ts";
+import * as scenes from "./demo/scenario.ts";
+import * as services from "./demo/services.ts";
 import { terminal } from "./demo/terminal.ts";
 import type { OpenLog } from "./log.ts";
 import { drainOnSignal, logStrayErrors } from "./process.ts";
@@ -38,9 +24,7 @@ type DemoRun = Readonly<{ network: Network; opened: AsyncDisposableStack; log: O
 
 /**
  * Runs the demo until a signal comes or something fails; then everything is stopped and the process exits.
- *
- * @param named the path or name of anvil that the operator has configured; null to search for it
- * @throws StartupProblem when there is no anvil
+ * @param named the anvil that the operator has configured; null to search for it @throws StartupProblem when there is none
  */
 export async function runDemo(named: string | null, network: Network, log: OpenLog): Promise<void> {
   const anvil = findAnvil(named, process.cwd());
@@ -103,21 +87,21 @@ async function playOn(url: string, dir: string, { network, opened, log }: DemoRu
     return [furnished, `Circle's USDC at its ${network.title} address; ${usdc(PAYER_UNITS)} USDC for the payer`];
   });
   const certificates = await step("certificates", opened, async () => {
-    const made = await makeCertificates(join(dir, "pki"));
+    const made = await services.makeCertificates(join(dir, "pki"));
     return [made, "a private CA, and certificates for the facilitator and the gateway"];
   });
   const facilitator = await step("facilitator", opened, async () => {
-    const started = await startDemoFacilitator(join(dir, "facilitator"), certificates, url, signer.key, log);
+    const started = await services.startDemoFacilitator(join(dir, "facilitator"), certificates, url, signer.key, log);
     opened.defer(started.stop);
     return [started, `${started.url}, mutual TLS, with an account for the gateway`];
   });
   const gateway = await step("gateway", opened, async () => {
-    const started = await startDemoGateway(join(dir, "gateway"), log);
+    const started = await services.startDemoGateway(join(dir, "gateway"), log);
     opened.defer(started.stop);
     return [started, started.url];
   });
   const upstreams = await step("agents", opened, async () => {
-    const [notary, calculator] = [startNotary(), startCalculator()];
+    const [notary, calculator] = [services.startNotary(), services.startCalculator()];
     opened.defer(async () => void (await Promise.all([notary.stop(), calculator.stop()])));
     const shown = `notary (http) at ${new URL(notary.url).host}, calculator (mcp) at ${new URL(calculator.url).host}`;
     return [{ notary: notary.url, calculator: calculator.url }, shown];
@@ -126,21 +110,17 @@ async function playOn(url: string, dir: string, { network, opened, log }: DemoRu
     const outbound = createOutbound({ rules: null, extraCa: null });
     const tenant = { url: gateway.url, token: await gateway.mintToken(), outbound };
     const priced = { asset: network.token.symbol, network: network.name, pay_to: payee.address };
-    const agents = await registerAgents(tenant, upstreams, priced);
-    await configureSettlement(tenant, facilitator.url, certificates.bundle);
+    const agents = await scenes.registerAgents(tenant, upstreams, priced);
+    await scenes.configureSettlement(tenant, facilitator.url, certificates.bundle);
     return [{ tenant, agents, payer, payee: payee.address, chain }, "agents, prices, facilitator: set through the API"];
   });
-  await runPaidCall(scenario);
-  await runPricedTool(scenario);
+  await scenes.runPaidCall(scenario);
+  await scenes.runPricedTool(scenario);
   await showSummary(scenario, facilitator, dir);
 }
 
 /** Runs one step of the start and prints its line when it is done, with the time that it took. */
-async function step<T>(
-  name: string,
-  opened: AsyncDisposableStack,
-  work: () => Promise<[result: T, detail: string]>,
-): Promise<T> {
+async function step<T>(name: string, opened: AsyncDisposableStack, work: () => Promise<[T, string]>): Promise<T> {
   if (opened.disposed) throw new DemoProblem("stopped");
   const startedAt = performance.now();
   try {
@@ -153,17 +133,14 @@ async function step<T>(
 }
 
 /** Prints where everything listens, and the commands with which readers can pay for a call themselves. */
-async function showSummary(
-  { tenant, agents, payer, chain }: Scenario,
-  facilitator: Pick<RunningFacilitator, "url" | "openUrl">,
-  dir: string,
-): Promise<void> {
+async function showSummary(scenario: scenes.Scenario, facilitator: RunningFacilitator, dir: string): Promise<void> {
+  const { tenant, agents, payer, chain } = scenario;
   terminal.section("Everything stays up until you press Ctrl-C");
   terminal.entries([
     ["gateway", tenant.url],
     ["Swagger UI", `${tenant.url}/swagger  (Authorize takes the token below)`],
-    ["http agent", `${agents.notary}  notary, ${usdc(NOTARY_PRICE)} USDC a call`],
-    ["mcp agent", `${agents.calculator}  calculator, ${usdc(FACTORIZE_PRICE)} USDC for factorize`],
+    ["http agent", `${agents.notary}  notary, ${usdc(scenes.NOTARY_PRICE)} USDC a call`],
+    ["mcp agent", `${agents.calculator}  calculator, ${usdc(scenes.FACTORIZE_PRICE)} USDC for factorize`],
     ["facilitator", `${facilitator.url}  mutual TLS: /settle, /supported, /healthz`],
     ["", `${facilitator.openUrl.padEnd(facilitator.url.length)}  open: /supported, /healthz`],
     ["chain RPC", `${chain.url}  chain ID ${chain.network.chainId}`],

@@ -6,10 +6,9 @@ import { LIMITS } from "../kernel/limits.ts";
 import type { CommandVerdict } from "./command-line.ts";
 import { chainClockFindings, nodesFindings, queryNodes, walletFindings } from "./doctor/chain.ts";
 import { afterOpening, databaseChecks, keyFindings, type Opening, openDatabase } from "./doctor/database.ts";
+import type { Check, Finding } from "./doctor/findings.ts";
 import {
-  type Check,
   certificateProblems,
-  type Finding,
   findings,
   isHealthy,
   report,
@@ -19,16 +18,10 @@ import {
 } from "./doctor/findings.ts";
 import { FACILITATORS_MS_MAX, facilitatorFindings, issuerFindings, vaultFindings } from "./doctor/servers.ts";
 
-/**
- * Runs all checks.
- *
- * @param unread warns of each variable that is set but that nothing reads
- * @returns the verdict, which holds unless the service would refuse work
- */
-export async function examine(
-  config: Config,
-  unread: readonly string[],
-): Promise<CommandVerdict & { readonly document: object }> {
+type Examined = CommandVerdict & { readonly document: object };
+
+/** The verdict, which holds unless the service would refuse work. @param unread warns of each variable that nothing reads */
+export async function examine(config: Config, unread: readonly string[]): Promise<Examined> {
   const { facilitator, mode } = config;
   const opening = openDatabase(config);
   try {
@@ -40,10 +33,8 @@ export async function examine(
     const holds = isHealthy(all);
     return { holds, text: report(all), document: { healthy: holds, checks: all.map(documented) } };
   } finally {
-    await opening.then(
-      (database) => database?.close(),
-      () => {},
-    );
+    const database = await opening.catch(() => null);
+    await database?.close();
   }
 }
 
@@ -54,10 +45,8 @@ function documented({ what, state, text, advice, mib }: Finding) {
 function gatewayChecks(config: Config, opening: Opening): Check[] {
   const trusted = createOutbound({ rules: null, extraCa: config.extraCa });
   const { vault } = config;
-  const keys = {
-    what: "keys",
-    advice: "restore the master key from your copy: without it no secret can be read, and no gateway starts",
-  };
+  const advice = "restore the master key from your copy: without it no secret can be read, and no gateway starts";
+  const keys = { what: "keys", advice };
   const facilitators = { what: "facilitators", msMax: FACILITATORS_MS_MAX };
   return [
     ...databaseChecks("gateway", config, opening),

@@ -21,9 +21,8 @@ import { canAsk, disagreement, withProgress } from "./terminal/interactive.ts";
 
 function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
   if (own === null || file !== null || next !== null) return [];
-  return [
-    "TOLLGATE_NEW_MASTER_KEY must be set when TOLLGATE_MASTER_KEY is, here and at the gateways: see tollgate help rotation",
-  ];
+  const where = "here and at the gateways: see tollgate help rotation";
+  return [`TOLLGATE_NEW_MASTER_KEY must be set when TOLLGATE_MASTER_KEY is, ${where}`];
 }
 
 /** Asks on a terminal only, since people have scripts that rotate keys. */
@@ -38,12 +37,11 @@ export async function rotateKeys(line: CommandLine): Promise<CommandVerdict> {
     const disagreed = file !== null && canAsk() ? await disagreement(line, question) : null;
     if (disagreed !== null) return disagreed;
     const options = { store, masterKeys, clock: store.clock, secretIdentity };
-    const rotation = await withProgress("rotating the keys", () =>
-      rotate(options, {
-        stage: () => stageNext(config.masterKeys, file, masterKeys, log),
-        promote: (id) => file !== null && promoteMasterKey(file, id),
-      }),
-    );
+    const next = {
+      stage: () => stageNext(config.masterKeys, file, masterKeys, log),
+      promote: (id: string) => file !== null && promoteMasterKey(file, id),
+    };
+    const rotation = await withProgress("rotating the keys", () => rotate(options, next));
     return { ...verdictOf(rotation, file), document: documented(rotation, file) };
   });
 }
@@ -54,12 +52,9 @@ function stageNext({ next, own }: Config["masterKeys"], file: string | null, mas
   if (next !== null && (own !== null || file === null)) return masterKeyId(next);
   if (file === null) throw new StartupProblem("TOLLGATE_NEW_MASTER_KEY must be set");
   const id = masterKeys.add(stageMasterKey(file, next ?? newKey(), log));
-  if (next !== null && masterKeyId(next) !== id) {
-    throw new StartupProblem(
-      `${nextKeyFile(file)} must hold the key of TOLLGATE_NEW_MASTER_KEY, or be removed: no rotation to it has begun`,
-    );
-  }
-  return id;
+  if (next === null || masterKeyId(next) === id) return id;
+  const must = "must hold the key of TOLLGATE_NEW_MASTER_KEY, or be removed: no rotation to it has begun";
+  throw new StartupProblem(`${nextKeyFile(file)} ${must}`);
 }
 
 type Rotated = Awaited<ReturnType<typeof rotate>>;
@@ -91,18 +86,16 @@ function verdictOf(rotation: Rotated, file: string | null): CommandVerdict {
       return { holds: false, text: "another rotation, to another master key, is running; this one did nothing\n" };
     case "lacking": {
       const lacks = `these gateways run without the new master key: ${rotation.lacks.join(", ")}`;
-      const text = `nothing is rotated yet; ${lacks}; see tollgate help rotation, and run this again\n`;
-      return { holds: false, text };
+      const next = "see tollgate help rotation, and run this again";
+      return { holds: false, text: `nothing is rotated yet; ${lacks}; ${next}\n` };
     }
   }
 }
 
 function whereText(file: string | null, isInPlace: boolean): string {
-  if (file !== null && isInPlace) {
+  if (isInPlace && file !== null)
     return `${file} holds a new master key now (keep a copy; backups from before need the old one)`;
-  }
-  if (file !== null) {
-    return `the new master key must replace the one in ${file} before the next start; the old one opens nothing any more`;
-  }
-  return "the new master key must be TOLLGATE_MASTER_KEY from now on; the old one opens nothing any more";
+  const must =
+    file === null ? "be TOLLGATE_MASTER_KEY from now on" : `replace the one in ${file} before the next start`;
+  return `the new master key must ${must}; the old one opens nothing any more`;
 }

@@ -177,11 +177,8 @@ function summary(value: unknown): string {
 
 /** The stack frames alone, since the message is printed apart. */
 function frames(stack: string): string {
-  return stack
-    .split("\n")
-    .filter((line) => /^\s+at /.test(line))
-    .map((line) => line.trim())
-    .join("\n");
+  const lines = stack.split("\n").flatMap((line) => (/^\s+at /.test(line) ? line.trim() : []));
+  return lines.join("\n");
 }
 
 const COLOURS = { debug: 90, info: 32, warn: 33, error: 31 } as const;
@@ -205,16 +202,11 @@ function prettyValue(value: unknown): string {
 
 function prettyError({ message, causes, stack }: ReturnType<typeof describe>): string {
   const lines = [message, ...causes.map((cause) => `caused by ${cause}`), ...stack.split("\n")];
-  return lines
-    .filter((line) => line !== "")
-    .map((line) => `    ${escaped(line)}\n`)
-    .join("");
+  return lines.map((line) => (line === "" ? "" : `    ${escaped(line)}\n`)).join("");
 }
 
 /** Escapes control characters, since values from outside must not control the terminal. */
 function escaped(value: string): string {
-  return value.replace(
-    /[\p{Cc}\p{Cf}\u2028\u2029]/gu,
-    (character) => `\\u{${(character.codePointAt(0) ?? 0).toString(16)}}`,
-  );
+  const shown = (character: string) => `\\u{${(character.codePointAt(0) ?? 0).toString(16)}}`;
+  return value.replace(/[\p{Cc}\p{Cf}\u2028\u2029]/gu, shown);
 }

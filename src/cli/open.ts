@@ -26,10 +26,8 @@ import type { Reader, Store } from "../storage/store.ts";
 export type DataLocation = Pick<Config, "databaseUrl" | "dataDir">;
 
 /**
- * Creates the data directory if it is missing, and writes to it once, since permissions alone don't reveal a full or read-only
- * disk. With Postgres there is no data directory.
- *
- * @throws StartupProblem when the directory can't be used
+ * Creates the data directory, which there is not with Postgres, and writes to it once, since permissions alone don't reveal a full or
+ * read-only disk. @throws StartupProblem when the directory can't be used
  */
 export function openDataDir({ databaseUrl, dataDir }: DataLocation, log: Log): void {
   if (databaseUrl !== null) return;
@@ -62,11 +60,8 @@ export function lacksDatabase({ databaseUrl, dataDir }: DataLocation): boolean {
 }
 
 /**
- * Makes sure that a first start can listen, before it makes a database and a key that a refused start would leave behind. A
- * process that takes a port later is told of when the service itself listens.
- *
- * @param ports by their variables
- * @throws StartupProblem when an address can't be listened on
+ * Makes sure that a first start can listen, before it makes a database and a key that a refused start would leave behind.
+ * @param ports by their variables @throws StartupProblem when an address can't be listened on
  */
 export function requirePorts(location: DataLocation, host: string, ports: Readonly<Record<string, number>>): void {
   if (!lacksDatabase(location)) return;
@@ -89,11 +84,7 @@ function mustBeOf(whose: Service | "service", { databaseUrl }: DataLocation): st
     : `DATABASE_URL must be the ${whose}'s database`;
 }
 
-/**
- * Makes sure that a command for an existing deployment does not create a database, for example in a misspelt directory.
- *
- * @throws StartupProblem when there is no database
- */
+/** For commands that must not create a database, for example in a misspelt directory. @throws StartupProblem when there is none */
 export function requireDatabase(location: DataLocation, whose: Service | "service"): void {
   if (!lacksDatabase(location)) return;
   throw new StartupProblem(`${mustBeOf(whose, location)}: ${location.dataDir} holds no ${DATABASE_FILE}`);
@@ -133,26 +124,19 @@ async function servicesOf(database: DatabaseInspection | null): Promise<readonly
 }
 
 /**
- * Makes sure that a copy does not replace the other service's data. A copy from before the first start of a service may be that
- * of either one, and replaces no data.
- *
- * @throws StartupProblem when it would
+ * Makes sure that a copy does not replace the other service's data. A copy from before the first start of a service may be that of
+ * either one, and replaces no data. @throws StartupProblem when it would
  */
 export async function requireOwnCopy(copy: string, location: DataLocation): Promise<void> {
   const services = await servicesAt(copy);
   for (const service of services) await requireOwnDataDir(service, location);
   const [used] = services.length > 0 ? [] : await servicesAt(join(location.dataDir, DATABASE_FILE));
   if (used === undefined) return;
-  throw new StartupProblem(
-    `FILE must be a copy of a ${used}'s database: no service had used the database when it was copied`,
-  );
+  const why = "no service had used the database when it was copied";
+  throw new StartupProblem(`FILE must be a copy of a ${used}'s database: ${why}`);
 }
 
-/**
- * Makes sure that a data directory is not that of the other service alone. Nothing is created, migrated or changed.
- *
- * @throws StartupProblem when it is
- */
+/** Changes nothing. @throws StartupProblem when the data directory is that of the other service alone */
 export async function requireOwnDataDir(service: Service, location: DataLocation): Promise<void> {
   const { databaseUrl, dataDir } = location;
   if (databaseUrl !== null) return;
@@ -175,11 +159,7 @@ export async function openStoreOf(service: Service, location: DataLocation, log:
   return openStore({ ...location, log, clock: systemClock });
 }
 
-/**
- * Opens the database of a gateway, for commands on keys and tokens, which would have no effect in another database.
- *
- * @throws StartupProblem when there is no database, or it holds no keys
- */
+/** For commands on keys and tokens, without effect in another database. @throws StartupProblem when no gateway has used it */
 export async function openGatewayStore(location: DataLocation, log: Log): Promise<Store> {
   requireDatabase(location, "gateway");
   const store = patient(await openStoreOf("gateway", location, log));
@@ -195,9 +175,8 @@ export async function warnOfUnknownTenant({ read }: Store, tenant: string): Prom
     read.db.select({ id: table.id }).from(table).where(eq(table.tenant, tenant)).limit(1),
   );
   if ((await Promise.all(found)).some((rows) => rows.length > 0)) return;
-  process.stderr.write(
-    `the tenant ${tenant} has no agent, credential or call here yet; check the spelling if it should\n`,
-  );
+  const nothing = "has no agent, credential or call here yet; check the spelling if it should";
+  process.stderr.write(`the tenant ${tenant} ${nothing}\n`);
 }
 
 /** Makes sure that a command meets a gateway's directory, before it looks for the master key there. @throws StartupProblem */
@@ -210,9 +189,8 @@ export async function requireGatewayPlace(location: DataLocation): Promise<void>
 export function requireMasterKeys(config: DataLocation & Pick<Config, "masterKeys">, log: Log): MasterKeys {
   const masterKeys = findMasterKeys({ ...config, log });
   if (masterKeys !== null) return masterKeys;
-  throw new StartupProblem(
-    `there is no master key: ${config.dataDir} holds no ${MASTER_KEY_FILE}, and TOLLGATE_MASTER_KEY is not set`,
-  );
+  const lacks = `${config.dataDir} holds no ${MASTER_KEY_FILE}, and TOLLGATE_MASTER_KEY is not set`;
+  throw new StartupProblem(`there is no master key: ${lacks}`);
 }
 
 export async function withStore<T>(opening: Promise<Store>, work: (store: Store) => Promise<T>): Promise<T> {
@@ -224,19 +202,14 @@ export async function withStore<T>(opening: Promise<Store>, work: (store: Store)
   }
 }
 
-const PAUSE_MS_MOST = 500;
-
 /** A store that retries its writes for a minute, since beside a busy gateway they may time out. A write may happen twice. */
 function patient(store: Store): Store {
   return {
     ...store,
     write(work, bytes) {
       const until = performance.now() + 60_000;
-      return untilStored(
-        () => store.write(work, bytes),
-        () => performance.now() > until,
-        PAUSE_MS_MOST,
-      );
+      const isOver = () => performance.now() > until;
+      return untilStored(() => store.write(work, bytes), isOver, 500);
     },
   };
 }

@@ -31,10 +31,7 @@ type WantedCertificate =
   | { readonly kind: "server"; readonly hosts: readonly string[] }
   | { readonly kind: "client"; readonly name: string };
 
-interface PkiRequest {
-  readonly dir: string;
-  readonly wanted: WantedCertificate;
-}
+type PkiRequest = { readonly dir: string; readonly wanted: WantedCertificate };
 
 /** A common name has at most 64 characters (RFC 5280, appendix A). The name also names the files of the client. */
 const CLIENT_NAME = /^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$/;
@@ -78,19 +75,15 @@ function readHost(given: string): string | undefined {
   return isIP(host) === 6 ? URL.parse(`http://[${host}]`)?.hostname.slice(1, -1) : star + host;
 }
 
-/**
- * Issues a certificate and writes its files.
- * @returns the text to print: the files that were written, and the next command
- * @throws StartupProblem when there is no CA, or when a file exists already or can't be written
- */
+/** Issues a certificate, writes its files, and tells them. @throws StartupProblem for a missing CA, or a file that can't be made */
 export async function runPki({ dir, wanted }: PkiRequest): Promise<string> {
   if (statSync(dir, { throwIfNoEntry: false })?.isDirectory() === false) {
     throw new StartupProblem(`--dir must be a directory, and ${dir} is a file`);
   }
   const { files, next } = await issueFiles(dir, wanted);
-  const { shared } = writeNew(dir, files);
+  const isShared = writeNew(dir, files);
   const written = Object.keys(files).map((name) => `wrote ${join(dir, name)}\n`);
-  const open = shared ? [`warning: other users can read ${dir}\n`] : [];
+  const open = isShared ? [`warning: other users can read ${dir}\n`] : [];
   return [...written, ...open, `next: ${programText()} ${next}\n`].join("");
 }
 
@@ -133,13 +126,8 @@ function readPem(path: string, hint: string): string {
   }
 }
 
-/**
- * Writes all files or none.
- *
- * @returns whether the directory is open to others than its owner
- * @throws StartupProblem when a file exists already or can't be written
- */
-function writeNew(dir: string, files: Readonly<Record<string, string>>): { readonly shared: boolean } {
+/** Writes all files or none. @returns whether others can read the directory @throws StartupProblem when a file can't be made */
+function writeNew(dir: string, files: Readonly<Record<string, string>>): boolean {
   const written: string[] = [];
   let at = dir;
   try {
@@ -150,22 +138,19 @@ function writeNew(dir: string, files: Readonly<Record<string, string>>): { reado
       written.push(at);
     }
     syncToDisk(dir);
-    return { shared: (statSync(dir).mode & 0o077) !== 0 };
+    return (statSync(dir).mode & 0o077) !== 0;
   } catch (cause) {
     for (const path of written) unlinkSync(path);
+    const unwritten = `can't be written: ${value.systemReason(cause)}`;
     const isTaken = errorCode(cause) === "EEXIST";
-    const problem = isTaken
-      ? "exists already, and no file is ever overwritten"
-      : `can't be written: ${value.systemReason(cause)}`;
-    throw new StartupProblem(`${at} ${problem}`, { cause });
+    throw new StartupProblem(`${at} ${isTaken ? "exists already, and no file is ever overwritten" : unwritten}`, {
+      cause,
+    });
   }
 }
 
 /** A certificate and its private key (PKCS #8), as PEM. */
-interface CertifiedKey {
-  readonly cert: string;
-  readonly key: string;
-}
+type CertifiedKey = Readonly<Record<"cert" | "key", string>>;
 
 const KEYS = { name: "ECDSA", namedCurve: "P-256" } as const;
 const SIGNATURE = { name: "ECDSA", hash: "SHA-256" } as const;
@@ -210,6 +195,8 @@ async function issue(
   const isRoot = ca === null;
   const issuer = isRoot ? null : new x509.X509Certificate(ca.cert);
   const subject = [{ CN: [name] }];
+  // A certificate must not outlive its CA.
+  const lasts = issuer === null ? CA_DAYS * DAY_MS : Math.min(LEAF_DAYS * DAY_MS, issuer.notAfter.getTime() - now);
   const keys = await crypto.subtle.generateKey(KEYS, true, ["sign", "verify"]);
   const { digitalSignature, keyCertSign, cRLSign } = x509.KeyUsageFlags;
   const certificate = await x509.X509CertificateGenerator.create({
@@ -217,10 +204,7 @@ async function issue(
     issuer: issuer?.subjectName ?? subject,
     serialNumber,
     notBefore: new Date(now - BACKDATED_MS),
-    // A certificate must not outlive its CA.
-    notAfter: new Date(
-      issuer === null ? now + CA_DAYS * DAY_MS : Math.min(now + LEAF_DAYS * DAY_MS, issuer.notAfter.getTime()),
-    ),
+    notAfter: new Date(now + lasts),
     publicKey: keys.publicKey,
     signingKey: isRoot ? keys.privateKey : await readSigningKey(ca.key),
     signingAlgorithm: SIGNATURE,

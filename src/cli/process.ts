@@ -9,8 +9,8 @@ import { type OpenLog, openLog } from "./log.ts";
 const FAILED = 1;
 
 /**
- * Logs errors that nothing else handles. A rejected promise that nobody awaits is only logged, since it concerns one piece of
- * work. An uncaught exception may leave any state behind, so the process ends; the calls that it has accepted are durable.
+ * A rejected promise that nobody awaits is only logged, since it concerns one piece of work. An uncaught exception may leave any
+ * state behind, so the process ends; the calls that it has accepted are durable.
  */
 export function logStrayErrors(log: OpenLog): void {
   process.on("unhandledRejection", (error) => log.error("unhandled_rejection", { error }));
@@ -25,11 +25,9 @@ export function logStrayErrors(log: OpenLog): void {
 export function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
   let askedAt: number | null = null;
   const onSignal = async (signal: string) => {
-    if (askedAt !== null) {
-      // Ctrl-C reaches a program under npx twice, from the terminal and from npx; that is not a second request.
-      if (performance.now() - askedAt > 1000) process.exit(FAILED);
-      return;
-    }
+    // Ctrl-C reaches a program under npx twice, from the terminal and from npx; that is not a second request.
+    if (askedAt !== null && performance.now() - askedAt > 1000) process.exit(FAILED);
+    if (askedAt !== null) return;
     askedAt = performance.now();
     log.info("draining", { signal });
     try {

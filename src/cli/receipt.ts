@@ -53,10 +53,9 @@ function broken(line: number, id: string | null, problem: string): CommandVerdic
   return { holds: false, text, document: documented(null, { line, receipt_id: id, problem }) };
 }
 
-function documented(
-  chain: VerifiedChain | null,
-  broken: { line: number | null; receipt_id: string | null; problem: string } | null,
-) {
+type Broken = { line: number | null; receipt_id: string | null; problem: string };
+
+function documented(chain: VerifiedChain | null, broken: Broken | null) {
   const { length = 0, first = null, last = null } = chain ?? {};
   return {
     holds: broken === null,
@@ -72,8 +71,8 @@ function documented(
 function describe({ length, first, last }: VerifiedChain): string {
   const whose = `tenant ${JSON.stringify(first?.tenant ?? "")}`;
   const what = length === 1 ? "1 receipt is valid" : `${length} receipts are valid, in one unbroken chain`;
-  const from =
-    first?.previous == null ? "from the tenant's first" : "following an earlier one, which is not in this file";
+  const isFirst = first?.previous == null;
+  const from = isFirst ? "from the tenant's first" : "following an earlier one, which is not in this file";
   const end = last === null ? "" : `the last one is ${last.receipt_id}, of ${last.completed_at}\n`;
   return `${what}: ${whose}, ${from}\n${end}`;
 }

@@ -22,11 +22,7 @@ import { facilitatorProblems } from "./doctor/servers.ts";
 import { openGatewayStore, requireGatewayPlace, requireMasterKeys, warnOfUnknownTenant, withStore } from "./open.ts";
 import { readPrincipal } from "./token.ts";
 
-interface ChosenFacilitator {
-  readonly tenant: string;
-  readonly url: string;
-  readonly bundle: string;
-}
+type ChosenFacilitator = Readonly<Record<"tenant" | "url" | "bundle", string>>;
 
 function identityIn(bundle: string) {
   const identity = clientIdentity(bundle);
@@ -57,10 +53,8 @@ export async function setSettlement(line: CommandLine): Promise<string> {
   const masterKeys = requireMasterKeys(config, log);
   const { url } = request;
   if (writtenUrlProblem(url, rulesOf(config)) !== null) {
-    process.stderr.write(
-      `${new URL(url).host} is an address of this machine or of a private network: a gateway calls it only if its ` +
-        "TOLLGATE_ALLOW_HOSTS names it\n",
-    );
+    const near = `${new URL(url).host} is an address of this machine or of a private network`;
+    process.stderr.write(`${near}: a gateway calls it only if its TOLLGATE_ALLOW_HOSTS names it\n`);
   }
   try {
     return await withStore(openGatewayStore(config, log), async (store) => {
@@ -76,15 +70,10 @@ export async function setSettlement(line: CommandLine): Promise<string> {
 }
 
 function readUrl(line: CommandLine): string {
-  const url = neededFlag(
-    line,
-    "facilitator",
-    "the facilitator's https URL, such as https://facilitator.example.com:8443",
-  );
+  const is = "https URL, such as https://facilitator.example.com:8443";
+  const url = neededFlag(line, "facilitator", `the facilitator's ${is}`);
   if (url === "" || URL.canParse(url)) return url;
-  line.problems.push(
-    `--facilitator must be an https URL, such as https://facilitator.example.com:8443: ${shownWord(url)} is not a URL`,
-  );
+  line.problems.push(`--facilitator must be an ${is}: ${shownWord(url)} is not a URL`);
   return "";
 }
 
@@ -97,9 +86,8 @@ function readBundle(line: CommandLine): string {
 
 /** The message of a fault with the flag in the place of the field of the API. */
 function flagged(message: string): string {
-  return message
-    .replace(/^facilitator_url: /, "--facilitator ")
-    .replace(/^(facilitator_credential_ref|plaintext): /, "--bundle ");
+  const named = message.replace(/^facilitator_url: /, "--facilitator ");
+  return named.replace(/^(facilitator_credential_ref|plaintext): /, "--bundle ");
 }
 
 const rulesOf = ({ allowHosts: allow, denyHosts: deny }: Config) => hostRules({ allow, deny, own: ownAddresses() });
@@ -140,9 +128,8 @@ async function set(config: Config, store: Store, keyring: Keyring, request: Chos
   const current = await findSettlementConfig(store.read, tenant);
   const isSame = current?.facilitator_url === url && current.facilitator_credential_ref === id;
   const deps = { store, clock: store.clock, rules: ownRules(url, config) };
-  if (!isSame) {
-    await patchSettlementConfig(deps, tenant, { facilitator_url: url, facilitator_credential_ref: id });
-  }
+  const pointed = { facilitator_url: url, facilitator_credential_ref: id };
+  if (!isSame) await patchSettlementConfig(deps, tenant, pointed);
   const looked = { network: config.network, url, tls: clientIdentity(request.bundle), header: null, tenants: [tenant] };
   const outbound = createOutbound({ rules: deps.rules, extraCa: config.extraCa });
   for (const problem of await facilitatorProblems(looked, outbound)) {
@@ -153,28 +140,20 @@ async function set(config: Config, store: Store, keyring: Keyring, request: Chos
 }
 
 /**
- * Stores the bundle under a name for the facilitator's host. Each facilitator has a credential of its own, since payments that are
- * open stay with the facilitator that they were sent to, and with its credential.
+ * Stores the bundle under a name for the facilitator's host: each has a credential of its own, since payments that are open stay with
+ * the facilitator that they were sent to, and with its credential. `change` is new, rotated or kept.
  */
-async function storeBundle(
-  config: Config,
-  store: Store,
-  keyring: Keyring,
-  { tenant, url, bundle }: ChosenFacilitator,
-): Promise<{ readonly id: string; readonly change: "new" | "rotated" | "kept" }> {
-  const credentials = createCredentialService({
-    ...{ store, clock: store.clock, keyring, uses: [] },
-    credentialsMax: config.quotas.credentials,
-  });
+async function storeBundle(config: Config, store: Store, keyring: Keyring, chosen: ChosenFacilitator) {
+  const { tenant, url, bundle } = chosen;
+  const options = { store, clock: store.clock, keyring, uses: [], credentialsMax: config.quotas.credentials };
+  const credentials = createCredentialService(options);
   const caller: Caller = { tenant, user: "", scopes: new Set() };
   const name = nameFor(new URL(url).host);
   for await (const row of credentials.list(caller)) {
     if (row.name !== name) continue;
-    if (row.source !== "managed" || row.auth_type !== "none") {
-      throw new StartupProblem(
-        `the credential ${JSON.stringify(name)} of ${tenant} must be managed and of auth_type none, or be removed`,
-      );
-    }
+    const must = "must be managed and of auth_type none, or be removed";
+    if (row.source !== "managed" || row.auth_type !== "none")
+      throw new StartupProblem(`the credential ${JSON.stringify(name)} of ${tenant} ${must}`);
     const stored = await findSecret(store.read, tenant, row.id);
     if (stored?.sealed != null) {
       const { sealed, key_number, version } = stored;
@@ -184,10 +163,7 @@ async function storeBundle(
     await credentials.rotate(caller, row.id, { plaintext: bundle });
     return { id: row.id, change: "rotated" };
   }
-  const created = await credentials.create(caller, {
-    ...{ name, auth_type: "none", source: "managed" },
-    plaintext: bundle,
-  });
+  const created = await credentials.create(caller, { name, auth_type: "none", source: "managed", plaintext: bundle });
   return { id: created.id, change: "new" };
 }
 

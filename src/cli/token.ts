@@ -11,24 +11,9 @@ import { systemClock } from "../core/time.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE } from "../keys/master-keys.ts";
-import {
-  REVOCATION_CLAIM,
-  replaceIssuerKey,
-  revokeTokens,
-  SIGNING_ALGORITHM,
-  TOKEN_DAYS_MAX,
-} from "../keys/signing-keys.ts";
+import * as keys from "../keys/signing-keys.ts";
 import { begin, type CommandLine, type CommandOutcome, neededFlag, shownWord } from "./command-line.ts";
-import {
-  lacksDatabase,
-  openGatewayStore,
-  openStoreOf,
-  prepareMasterKeys,
-  requireMasterKeys,
-  requireOwnDataDir,
-  warnOfUnknownTenant,
-  withStore,
-} from "./open.ts";
+import * as place from "./open.ts";
 import { disagreement, requireAgreement } from "./terminal/interactive.ts";
 
 interface TokenRequest {
@@ -72,11 +57,10 @@ function readTokenRequest(line: CommandLine): TokenRequest {
   const ttl = line.flags.get("ttl") ?? TTL_DEFAULT;
   const [, count = "", unit = ""] = /^(\d{1,9})([smhd])$/.exec(ttl) ?? [];
   const ttlSeconds = Number(count) * (UNIT_SECONDS[unit] ?? 0);
-  if (ttlSeconds === 0 || ttlSeconds > TOKEN_DAYS_MAX * 86_400) {
+  const most = keys.TOKEN_DAYS_MAX;
+  if (ttlSeconds === 0 || ttlSeconds > most * 86_400) {
     const why = unit === "" ? "none" : ttlSeconds === 0 ? "no time at all" : "longer";
-    line.problems.push(
-      `--ttl must be a time like 90s, 30m, 12h or 7d, at most ${TOKEN_DAYS_MAX}d: ${shownWord(ttl)} is ${why}`,
-    );
+    line.problems.push(`--ttl must be a time like 90s, 30m, 12h or 7d, at most ${most}d: ${shownWord(ttl)} is ${why}`);
   }
   return { tenant, user, scope, ttlSeconds };
 }
@@ -90,12 +74,12 @@ export function readPrincipal(line: CommandLine, flag: string): string {
 
 /** Signs a token, for which a missing database is created. @throws StartupProblem when database or key can't be used */
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
-  const isNew = lacksDatabase(config);
+  const isNew = place.lacksDatabase(config);
   // Before a master key is made, which must not come to lie beside a facilitator's database.
-  await requireOwnDataDir("gateway", config);
-  const { keys } = prepareMasterKeys(config, log);
-  return withStore(openStoreOf("gateway", config, log), async (store) => {
-    const keyring = await openKeyring(store, keys, systemClock);
+  await place.requireOwnDataDir("gateway", config);
+  const masterKeys = place.prepareMasterKeys(config, log).keys;
+  return place.withStore(place.openStoreOf("gateway", config, log), async (store) => {
+    const keyring = await openKeyring(store, masterKeys, systemClock);
     if (isNew)
       process.stderr.write(`tollgate token has created a new database, ${join(config.dataDir, DATABASE_FILE)}: \
 only a gateway with this data directory accepts the token\n`);
@@ -106,10 +90,10 @@ only a gateway with this data directory accepts the token\n`);
       [claims.tenant]: request.tenant,
       [claims.user]: request.user,
       ...(request.scope === null ? {} : { [claims.scope]: request.scope }),
-      [REVOCATION_CLAIM]: keyring.revocations.newest(),
+      [keys.REVOCATION_CLAIM]: keyring.revocations.newest(),
     };
     return new SignJWT(payload)
-      .setProtectedHeader({ alg: SIGNING_ALGORITHM, kid, typ: "JWT" })
+      .setProtectedHeader({ alg: keys.SIGNING_ALGORITHM, kid, typ: "JWT" })
       .setIssuer(LOCAL_ISSUER)
       .setAudience(LOCAL_ISSUER)
       .setIssuedAt(now)
@@ -125,23 +109,22 @@ export async function revoke(line: CommandLine): Promise<CommandOutcome> {
   if (isForAll) requireAgreement(line);
   if (isForAll && (flags.has("tenant") || flags.has("user")))
     line.problems.push("--all can't be combined with --tenant or --user: it revokes the tokens of every tenant");
-  if (!isForAll && !flags.has("tenant"))
-    line.problems.push(
-      "--tenant is missing: name the tenant whose tokens to revoke, or give --all for those of every tenant",
-    );
+  const missing =
+    "--tenant is missing: name the tenant whose tokens to revoke, or give --all for those of every tenant";
+  if (!isForAll && !flags.has("tenant")) line.problems.push(missing);
   const tenant = isForAll ? "" : readPrincipal(line, "tenant");
   const user = isForAll || !flags.has("user") ? null : readPrincipal(line, "user");
   const { config, log } = begin(line, "token", remoteIssuerProblems);
   const disagreed = isForAll ? await disagreement(line, "This revokes every token of every tenant.") : null;
   if (disagreed !== null) return disagreed;
-  await withStore(openGatewayStore(config, log), async (store) => {
+  await place.withStore(place.openGatewayStore(config, log), async (store) => {
     if (!isForAll) {
-      await revokeTokens(store, tenant, user);
-      return warnOfUnknownTenant(store, tenant);
+      await keys.revokeTokens(store, tenant, user);
+      return place.warnOfUnknownTenant(store, tenant);
     }
-    const masterKeys = requireMasterKeys(config, log);
+    const masterKeys = place.requireMasterKeys(config, log);
     await openKeyring(store, masterKeys, store.clock);
-    await replaceIssuerKey(store, masterKeys);
+    await keys.replaceIssuerKey(store, masterKeys);
   });
   const whose = isForAll ? "" : ` to ${user === null ? "all users" : `user ${user}`} of tenant ${tenant}`;
   return `all tokens issued so far${whose} are refused within two seconds\n`;

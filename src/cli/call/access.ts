@@ -2,6 +2,7 @@
 // the answers. The gateway may be a stranger's, so no field is taken to be what it should be.
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { Value } from "@sinclair/typebox/value";
+import { attempt } from "../../config/values.ts";
 import { INVOCATION_STATUSES } from "../../core/states.ts";
 import { readBody, Undecodable } from "../../http/client/body.ts";
 import { type Answer, OutboundError } from "../../http/client/exchange.ts";
@@ -90,9 +91,8 @@ export type CallView = Static<typeof CALL_VIEW>;
 
 /** Why a value does not have the fields of a schema; null when it has. */
 export function fieldProblem(schema: TSchema, value: unknown): string | null {
-  const wrong = Value.Errors(schema, value).First();
-  if (wrong === undefined) return null;
-  return `${wrong.path.slice(1).replaceAll("/", ".") || "a JSON object"} is missing or not valid`;
+  const field = Value.Errors(schema, value).First()?.path.slice(1).replaceAll("/", ".");
+  return field === undefined ? null : `${field || "a JSON object"} is missing or not valid`;
 }
 
 function lostIn({ signal }: Pick<AccessRequest, "signal">) {
@@ -109,10 +109,4 @@ export function outboundError(error: unknown): OutboundError {
 }
 
 /** Undefined when the text is not JSON. */
-export function jsonOf(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
-}
+export const jsonOf = (text: string): unknown => attempt(() => JSON.parse(text));

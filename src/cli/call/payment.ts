@@ -22,16 +22,10 @@ const TYPES = {
 } as const;
 
 /** A blockchain account. */
-export interface PayerAccount {
-  readonly key: Hex;
-  readonly address: Hex;
-}
+export type PayerAccount = ReturnType<typeof accountOf>;
 
-export function newAccount(): PayerAccount {
-  return accountOf(generatePrivateKey());
-}
-
-export const accountOf = (key: Hex): PayerAccount => ({ key, address: privateKeyToAccount(key).address });
+export const accountOf = (key: Hex) => ({ key, address: privateKeyToAccount(key).address });
+export const newAccount = (): PayerAccount => accountOf(generatePrivateKey());
 
 export interface PayableOffer {
   readonly network: Network;
@@ -52,10 +46,7 @@ export function payableOffer(challenge: unknown): PayableOffer | string {
 
 export type SignedPayment = Awaited<ReturnType<typeof signPayment>>;
 
-/**
- * Signs the payment that the offer asks for, for no longer than a call needs. The token's domain is that of the network, whatever
- * the offer says.
- */
+/** Signs what the offer asks for, valid for as long as a call needs. The token's domain is the network's, whatever the offer says. */
 export async function signPayment({ network, terms }: PayableOffer, { key, address }: PayerAccount) {
   const { chainId, token } = network;
   const now = Math.floor(systemClock.now() / 1000);
@@ -73,13 +64,10 @@ export async function signPayment({ network, terms }: PayableOffer, { key, addre
     primaryType: "TransferWithAuthorization",
     message,
   });
-  /** In wire format, where every number is a decimal string. */
-  const authorization = {
-    ...message,
-    value: `${message.value}`,
-    validAfter: `${message.validAfter}`,
-    validBefore: `${message.validBefore}`,
-  };
+  // In wire format every number is a decimal string.
+  const { value, validAfter, validBefore } = message;
+  const numbers = { value: `${value}`, validAfter: `${validAfter}`, validBefore: `${validBefore}` };
+  const authorization = { ...message, ...numbers };
   const payload = { signature, authorization };
   /** The value of X-PAYMENT. */
   const header = encodeBase64({ x402Version: X402_VERSION, scheme: SCHEME, network: network.name, payload });

@@ -11,19 +11,8 @@ import { retryAfterMs } from "../../http/client/outbound.ts";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
 import { isJsonObject } from "../../wire/json.ts";
 import { usdc } from "../../x402/network.ts";
-import {
-  type AccessRequest,
-  ask,
-  CALL_VIEW,
-  type CallView,
-  fieldProblem,
-  type GatewayAccess,
-  type GatewayAnswer,
-  jsonOf,
-  openAnswer,
-  outboundError,
-  readAnswer,
-} from "./access.ts";
+import type { AccessRequest, CallView, GatewayAccess, GatewayAnswer } from "./access.ts";
+import { ask, CALL_VIEW, fieldProblem, jsonOf, openAnswer, outboundError, readAnswer } from "./access.ts";
 import type { SignedPayment } from "./payment.ts";
 
 /** Exit statuses, beside 0 for success and 2 for a wrong command line. */
@@ -142,12 +131,7 @@ type MoreHeaders = Readonly<Record<string, string>>;
 
 const INVOCATION = "x-service-invocation-id";
 
-/**
- * Sends the call, and pays for it if the gateway asks for a price that may be paid.
- *
- * @returns a 202, or for a streamed call the agent's response
- * @throws RunEnd, OutboundError
- */
+/** Sends the call, and pays an allowed price. @returns a 202, or a streamed call's response @throws RunEnd, OutboundError */
 export async function sendCall(run: CallRun, path: string, more: MoreHeaders = {}): Promise<CallAnswer> {
   const first = await sendSafely(run, path, more);
   if (isTaken(run, first)) return first;
@@ -176,10 +160,8 @@ function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
   // A signature can't be taken back.
   const { nonce, validBefore } = run.payment.authorization;
   const until = new Date(1000 * Number(validBefore)).toISOString();
-  return new RunEnd(
-    "refused",
-    `${message}; the payment that was signed has payment_nonce ${nonce}, and is valid until ${until}`,
-  );
+  const signed = `the payment that was signed has payment_nonce ${nonce}, and is valid until ${until}`;
+  return new RunEnd("refused", `${message}; ${signed}`);
 }
 
 /** Whether the answer says, though not as a gateway says it, that a call was taken or a payment collected. */
@@ -204,11 +186,11 @@ async function sign(run: CallRun, challenge: unknown): Promise<void> {
   const price = usdc(terms.maxAmountRequired);
   const asked = `${price} USDC on ${network.title} to ${terms.payTo}`;
   if (terms.maxAmountRequired > run.maxPrice || run.payerKey === null) {
-    const limit = run.payerKey === null ? "there is no key to pay with" : `--max-price is ${usdc(run.maxPrice)}`;
-    const way =
-      run.payerKey === null ? `add --payer-key-file FILE --max-price ${price}` : `raise --max-price to ${price}`;
-    const hint = `nothing was paid; to pay, ${way}`;
-    throw new RunEnd("refused", `the call costs ${asked}, and ${limit}: ${hint}`);
+    const [limit, way] =
+      run.payerKey === null
+        ? ["there is no key to pay with", `add --payer-key-file FILE --max-price ${price}`]
+        : [`--max-price is ${usdc(run.maxPrice)}`, `raise --max-price to ${price}`];
+    throw new RunEnd("refused", `the call costs ${asked}, and ${limit}: nothing was paid; to pay, ${way}`);
   }
   const payer = accountOf(run.payerKey);
   say(`paying ${asked}, from ${payer.address}`);
@@ -327,9 +309,8 @@ function explained(detail: string): string {
 export function whyFailed({ invocation }: CallRun, view: CallView): RunEnd {
   const { error_class, error_detail, upstream_status } = view;
   const answered = upstream_status && upstream_status >= 400 && `the agent answered ${upstream_status}`;
-  const reasons = [error_class, answered, error_detail && explained(error_detail), paymentIn(view)]
-    .filter(Boolean)
-    .join(", ");
+  const all = [error_class, answered, error_detail && explained(error_detail), paymentIn(view)];
+  const reasons = all.filter(Boolean).join(", ");
   return new RunEnd("failed", `the call ${invocation} failed: ${reasons || "no reason is known"}`, view);
 }
 

@@ -5,13 +5,8 @@ import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
 import { usdc } from "../../x402/network.ts";
 import { type AccessRequest, ask, type GatewayAccess, type GatewayAnswer } from "../call/access.ts";
-import {
-  type PayableOffer,
-  type PayerAccount,
-  payableOffer,
-  type SignedPayment,
-  signPayment,
-} from "../call/payment.ts";
+import type { PayableOffer, PayerAccount, SignedPayment } from "../call/payment.ts";
+import { payableOffer, signPayment } from "../call/payment.ts";
 import { type DemoChain, DemoProblem } from "./chain.ts";
 import { duration, type ListLine, terminal } from "./terminal.ts";
 
@@ -49,32 +44,18 @@ export async function registerAgents(tenant: GatewayAccess, upstreams: Agents, p
 }
 
 /** Configures the facilitator; from then on payments are collected before the call is made. */
-export async function configureSettlement(
-  tenant: GatewayAccess,
-  facilitatorUrl: string,
-  bundle: string,
-): Promise<void> {
-  const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext: bundle };
-  const id = await create(tenant, "/v1/credentials", credential);
-  const body = { facilitator_url: facilitatorUrl, facilitator_credential_ref: id };
+export async function configureSettlement(tenant: GatewayAccess, facilitator_url: string, plaintext: string) {
+  const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext };
+  const body = { facilitator_url, facilitator_credential_ref: await create(tenant, "/v1/credentials", credential) };
   await call(tenant, { method: "PATCH", path: "/v1/settlement/config", body }, SUCCESS.ok);
 }
 
-interface DemoRequest extends Omit<AccessRequest, "body" | "signal"> {
-  readonly body?: object;
-}
-
-interface DemoAnswer<T> extends GatewayAnswer {
-  readonly body: T;
-  readonly ms: number;
-}
+type DemoRequest = Omit<AccessRequest, "body" | "signal"> & { readonly body?: object };
+type DemoAnswer<T> = GatewayAnswer & { readonly body: T; readonly ms: number };
 
 /** Sends a request. @throws DemoProblem for any other status than `expected`; OutboundError when there is no response */
-async function call<T = unknown>(
-  tenant: GatewayAccess,
-  { method, path, headers = {}, body }: DemoRequest,
-  expected: number,
-): Promise<DemoAnswer<T>> {
+async function call<T>(tenant: GatewayAccess, request: DemoRequest, expected: number): Promise<DemoAnswer<T>> {
+  const { method, path, headers = {}, body } = request;
   const startedAt = performance.now();
   const answer = await ask(tenant, {
     ...{ method, path, signal: AbortSignal.timeout(60_000) },
@@ -184,9 +165,7 @@ function offerIn(challenge: object): PayableOffer {
   return offer;
 }
 
-interface Accepted {
-  readonly invocation_id: string;
-}
+type Accepted = { readonly invocation_id: string };
 
 interface PolledCall {
   readonly status: string;
@@ -234,10 +213,8 @@ async function balances({ chain, payer, payee }: Scenario): Promise<Balances> {
 function showBalances(before: Balances, after: Balances): void {
   const row = (who: keyof Balances): ListLine => {
     const change = after[who] - before[who];
-    return [
-      who,
-      `${column(before[who])}  →  ${column(after[who])} USDC  (${change < 0n ? "-" : "+"}${usdc(change < 0n ? -change : change)})`,
-    ];
+    const changed = `${change < 0n ? "-" : "+"}${usdc(change < 0n ? -change : change)}`;
+    return [who, `${column(before[who])}  →  ${column(after[who])} USDC  (${changed})`];
   };
   terminal.entries([row("payer"), row("payee")]);
 }
@@ -263,10 +240,7 @@ async function showToolResult(scenario: Scenario, path: string, { invocation_id 
   terminal.entries([["result", result.content[0].text]]);
 }
 
-function answerOf({ response_body_b64 }: PolledCall): unknown {
-  return JSON.parse(Buffer.from(response_body_b64, "base64").toString());
-}
+const answerOf = ({ response_body_b64 }: PolledCall): unknown =>
+  JSON.parse(Buffer.from(response_body_b64, "base64").toString());
 
-function elapsed({ ms }: { readonly ms: number }): string {
-  return `in ${duration(ms)}`;
-}
+const elapsed = ({ ms }: { readonly ms: number }) => `in ${duration(ms)}`;

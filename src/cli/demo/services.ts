@@ -48,12 +48,8 @@ export async function startDemoFacilitator(
   signerKey: Hex,
   log: Log,
 ) {
-  const config = configure("facilitator", {
-    TOLLGATE_DATA_DIR: dir,
-    TOLLGATE_RPC_URLS: rpcUrl,
-    TOLLGATE_SIGNER_KEY: signerKey,
-    ...ofFacilitator,
-  });
+  const own = { TOLLGATE_DATA_DIR: dir, TOLLGATE_RPC_URLS: rpcUrl, TOLLGATE_SIGNER_KEY: signerKey };
+  const config = configure("facilitator", { ...own, ...ofFacilitator });
   if (config.facilitator === null) throw new DemoProblem("the facilitator is not configured");
   await addNewAccount(config, { name: CLIENT, certificate: client, maxPerTransaction: null, dailyCeiling: null }, log);
   try {
@@ -66,11 +62,8 @@ export async function startDemoFacilitator(
 }
 
 export async function startDemoGateway(dir: string, log: Log) {
-  const config = configure("gateway", {
-    TOLLGATE_DATA_DIR: dir,
-    // The sample agents and the facilitator are on this machine, which the host rules would refuse.
-    TOLLGATE_ALLOW_HOSTS: HOST,
-  });
+  // The sample agents and the facilitator are on this machine, which the host rules would refuse.
+  const config = configure("gateway", { TOLLGATE_DATA_DIR: dir, TOLLGATE_ALLOW_HOSTS: HOST });
   const { keys } = prepareMasterKeys(config, log);
   const { url, stop } = await startGateway({ ...config, orFreePort: true }, keys, log, silentMeters);
   const request = { tenant: "demo", user: "you", scope: "invocations:read_body", ttlSeconds: 12 * 3600 };

@@ -3,26 +3,14 @@
 // node by its index in TOLLGATE_RPC_URLS, since its URL may hold a key.
 import { formatEther, toFunctionSelector } from "viem";
 import * as wire from "../../chain/json-rpc.ts";
-import { type Block, exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
 import type { FacilitatorConfig } from "../../config.ts";
 import { systemClock } from "../../core/time.ts";
 import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex } from "../../x402/types.ts";
-import {
-  type Finding,
-  failure,
-  findings,
-  inTime,
-  notChecked,
-  observed,
-  type Problem,
-  seconds,
-  skewProblem,
-  TooLate,
-  warning,
-} from "./findings.ts";
+import type { Finding, Problem } from "./findings.ts";
+import { failure, findings, inTime, notChecked, observed, seconds, skewProblem, TooLate, warning } from "./findings.ts";
 
 type Ask = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
@@ -33,7 +21,7 @@ export function queryNodes(network: Network, urls: readonly string[], outbound: 
     urls.map(async (url, index): Promise<Node> => {
       const { certificateProblem, ...watched } = observed(outbound);
       const server = { ...watched, url, timeoutMs: 3_000, answerBytesMax: 1024 * 1024 };
-      const ask: Ask = (method, params) => exchange(server, method, params);
+      const ask: Ask = (method, params) => wire.exchange(server, method, params);
       try {
         const answer = await inTime(answerOf(network, ask), 4_500);
         return { network, index, ask, answer, certificate: certificateProblem() };
@@ -46,7 +34,7 @@ export function queryNodes(network: Network, urls: readonly string[], outbound: 
 
 /** Text for the finding. Only the messages of these errors are known to hold no URL. */
 function reasonOf(error: unknown): string {
-  const isSafe = error instanceof NoAnswer || error instanceof RpcError || error instanceof TooLate;
+  const isSafe = error instanceof wire.NoAnswer || error instanceof wire.RpcError || error instanceof TooLate;
   return isSafe ? error.message : "an answer in another form";
 }
 
@@ -55,7 +43,7 @@ async function answerOf(network: Network, ask: Ask): Promise<NodeAnswer> {
   const chainId = wire.quantity(await ask("eth_chainId", []));
   const ms = performance.now() - from;
   const newest = wire.block(await ask("eth_getBlockByNumber", ["latest", false]));
-  if (newest === null) throw new NoAnswer("it has no newest block");
+  if (newest === null) throw new wire.NoAnswer("it has no newest block");
   return { chainId, newest, hasToken: await hasToken(network, ask), ms };
 }
 
@@ -66,7 +54,7 @@ async function hasToken({ token }: Network, ask: Ask): Promise<boolean> {
     return wire.data(await ask("eth_call", [call, "latest"])) === token.domain;
   } catch (error) {
     // A contract without this function is not a failure of the node.
-    if (error instanceof RpcError) return false;
+    if (error instanceof wire.RpcError) return false;
     throw error;
   }
 }
@@ -98,7 +86,7 @@ const SETTLED_BLOCKS = 4;
 
 export interface NodeAnswer {
   readonly chainId: bigint;
-  readonly newest: Pick<Block, "number" | "timestamp">;
+  readonly newest: Pick<wire.Block, "number" | "timestamp">;
   readonly hasToken: boolean;
   readonly ms: number;
 }
@@ -192,11 +180,10 @@ export async function walletFindings(
 ): Promise<Finding[]> {
   const [node] = (await opening).filter(isGood).sort((a, b) => b.answer.newest.number - a.answer.newest.number);
   if (node === undefined) return notChecked("wallets", "a node");
-  const addresses =
-    signers.kind === "local" ? signers.keys.map((key) => createLocalSigner(network, key).address) : [signers.address];
-  const balances = await Promise.all(
-    addresses.map((address) => node.ask("eth_getBalance", [address, "latest"]).then(wire.quantity)),
-  );
+  const addressOf = (key: Hex) => createLocalSigner(network, key).address;
+  const addresses = signers.kind === "local" ? signers.keys.map(addressOf) : [signers.address];
+  const balanceOf = (address: Hex) => node.ask("eth_getBalance", [address, "latest"]).then(wire.quantity);
+  const balances = await Promise.all(addresses.map(balanceOf));
   const isAnyAble = balances.some((balance) => balance >= gasLowWaterWei);
   return addresses.flatMap((address, index) => {
     const balance = balances[index] ?? 0n;

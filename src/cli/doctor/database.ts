@@ -14,15 +14,13 @@ import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from ".
 import { inspectPostgres } from "../../storage/postgres/inspect.ts";
 import { inspectSqlite } from "../../storage/sqlite/inspect.ts";
 import { type DataLocation, requireOwnDataDir, type Service } from "../open.ts";
+import type { Check, Finding, Problem } from "./findings.ts";
 import {
-  type Check,
-  type Finding,
   failure,
   findings,
   inTime,
   NAMED_MAX,
   notChecked,
-  type Problem,
   SECOND_CHECK_MS_MAX,
   seconds,
   skewProblem,
@@ -44,14 +42,10 @@ export function openDatabase({ databaseUrl, dataDir }: DataLocation): Opening {
 export function afterOpening(
   check: Omit<Check, "run">,
   opening: Opening,
-  run: (database: DatabaseInspection | null) => Promise<Finding[]>,
+  judge: (database: DatabaseInspection | null) => Promise<Finding[]>,
 ): Check {
-  const { what } = check;
-  return {
-    msMax: SECOND_CHECK_MS_MAX,
-    ...check,
-    run: () => opening.then(run, () => notChecked(what, "the database")),
-  };
+  const run = () => opening.then(judge, () => notChecked(check.what, "the database"));
+  return { msMax: SECOND_CHECK_MS_MAX, ...check, run };
 }
 
 export function databaseChecks(service: Service, location: DataLocation, opening: Opening): Check[] {
@@ -95,16 +89,14 @@ export function schemaProblem(schema: Schema): Problem | null {
     case "none":
     case "same":
       return null;
-    case "older":
-      return warning(
-        `${has}, and the next start of this program migrates it to ${newestVersion()}`,
-        "take a backup, then start this program or run tollgate migrate",
-      );
-    case "newer":
-      return warning(
-        `${has}; this program knows versions up to ${newestVersion()}, and may still run on it`,
-        "move to the newer program in time",
-      );
+    case "older": {
+      const text = `${has}, and the next start of this program migrates it to ${newestVersion()}`;
+      return warning(text, "take a backup, then start this program or run tollgate migrate");
+    }
+    case "newer": {
+      const text = `${has}; this program knows versions up to ${newestVersion()}, and may still run on it`;
+      return warning(text, "move to the newer program in time");
+    }
     case "too new":
       return failure(`it has ${tooNewText(schema)}`, TOO_NEW_ADVICE);
   }

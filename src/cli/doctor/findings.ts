@@ -102,12 +102,7 @@ function outboundAdvice({ kind, message }: OutboundError): string | null {
   return null;
 }
 
-/**
- * Judges the validity of a certificate. Times are in milliseconds since the epoch.
- *
- * @param which names it, as in "its certificate"
- * @param advice what to do if it expires
- */
+/** Times are in milliseconds since the epoch. @param which as in "its certificate" @param advice what to do if it expires */
 export function validityProblem(which: string, from: number, to: number, now: number, advice: string): Problem | null {
   if (now < from) return failure(`${which} is not valid before ${timeText(from)}`, "set the clock, or wait");
   if (now > to) return failure(`${which} expired at ${timeText(to)}`, advice);

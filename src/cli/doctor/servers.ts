@@ -27,17 +27,16 @@ import { findMasterKeys } from "../../keys/master-keys.ts";
 import type { DatabaseInspection } from "../../storage/inspect.ts";
 import { fitOf } from "../../storage/migrate.ts";
 import type { Network } from "../../x402/network.ts";
+import type { Finding, Problem } from "./findings.ts";
 import {
   CHECK_MS_MAX,
   certificateProblems,
-  type Finding,
   failure,
   findings,
   inTime,
   NAMED_MAX,
   notChecked,
   observed,
-  type Problem,
   problemOf,
   warning,
 } from "./findings.ts";
@@ -48,11 +47,8 @@ export async function issuerFindings(oidc: Oidc | null, trusted: Outbound): Prom
   if (oidc === null) return findings("issuer", [], "local, using this deployment's keys");
   const server = observed(trusted);
   const problem = await keysProblem(oidc, server.outbound);
-  return findings(
-    "issuer",
-    [problem, server.certificateProblem(), server.clockProblem()],
-    `${oidc.issuer} has keys that verify tokens`,
-  );
+  const problems = [problem, server.certificateProblem(), server.clockProblem()];
+  return findings("issuer", problems, `${oidc.issuer} has keys that verify tokens`);
 }
 
 const ISSUER_ADVICE =
@@ -158,9 +154,8 @@ export async function facilitatorFindings(
       const header = tls === null ? opened.header() : null;
       const shown = { url, tls, header: header === null ? null : ([header.name, header.value] as const) };
       const key = JSON.stringify(shown);
-      const group = groups.get(key);
-      if (group === undefined) groups.set(key, { network: config.network, ...shown, tenants: [tenant], found: [] });
-      else group.tenants.push(tenant);
+      const fresh = () => ({ network: config.network, ...shown, tenants: [], found: [] });
+      groups.getOrInsertComputed(key, fresh).tenants.push(tenant);
     } catch (error) {
       unreadable.push(...findings(named({ url, tenants: [tenant] }), [credentialProblem(error)], ""));
     }
@@ -223,11 +218,8 @@ export async function facilitatorProblems(group: Facilitator, outbound: Outbound
   const server = observed(outbound);
   const problem = await supportedProblem(group, server.outbound);
   // The first certificate of the bundle is the tenant's own.
-  const [own = null] = certificateProblems(
-    "the tenant's client certificate",
-    group.tls?.cert ?? "",
-    "the tenant must store a new one in its credential",
-  );
+  const advice = "the tenant must store a new one in its credential";
+  const [own = null] = certificateProblems("the tenant's client certificate", group.tls?.cert ?? "", advice);
   return [problem, server.certificateProblem(), server.clockProblem(), own];
 }
 
@@ -250,9 +242,8 @@ async function supportedProblem(group: Facilitator, outbound: Outbound): Promise
     const advice = status === 401 || status === 403 ? "the tenant must store a credential that it accepts" : unreached;
     return failure(text, advice);
   } catch (error) {
-    return error instanceof OutboundError
-      ? problemOf(error, unreached)
-      : failure("it does not answer in time", unreached);
+    const isTold = error instanceof OutboundError;
+    return isTold ? problemOf(error, unreached) : failure("it does not answer in time", unreached);
   }
 }
 
@@ -263,17 +254,8 @@ function kindsProblem({ name, caip2 }: Network, body: unknown): Problem | null {
   return failure(`it does not settle on ${name}`, "the tenant must name a facilitator that does");
 }
 
-/**
- * Works on the items, a few at a time, until the deadline.
- *
- * @param until the deadline, by performance.now()
- * @returns how many items were not begun by then
- */
-export async function eachInTime<T>(
-  items: readonly T[],
-  until: number,
-  work: (item: T) => Promise<void>,
-): Promise<number> {
+/** Works on a few items at a time, until the deadline by performance.now(). @returns how many were not begun by then */
+export async function eachInTime<T>(items: readonly T[], until: number, work: (item: T) => Promise<void>) {
   let left = 0;
   await mapLimit(items, AT_ONCE, async (item) => {
     if (performance.now() < until) await work(item);

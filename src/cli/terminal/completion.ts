@@ -8,12 +8,9 @@ import { meaningOf } from "./help.ts";
 
 type Described = readonly [word: string, meaning: string];
 
-/** What may follow after the words of a command, or after none. */
-interface Place {
-  /** The words of the command so far; empty at the beginning. */
+/** What may follow after the words of a command (`path`), or after none. */
+interface Place extends Readonly<Record<"words" | "flags", readonly Described[]>> {
   readonly path: string;
-  readonly words: readonly Described[];
-  readonly flags: readonly Described[];
   readonly takesFile: boolean;
 }
 
@@ -52,14 +49,12 @@ function placesOf(commands: Commands, serve: CliCommand): Place[] {
     completion: Object.keys(SHELLS).map((shell) => [shell, `completions for ${shell}`]),
     help: [...PAGES.map(({ name, summary }): Described => [name, summary]), ...firsts],
   };
-  const start: Place = {
-    path: "",
-    words: firsts,
-    flags: [...flagsOf("", serve), ["--help", "every command and variable"], ["--version", "print the version"]],
-    takesFile: false,
-  };
+  const always: Described[] = [
+    ["--help", "every command and variable"],
+    ["--version", "print the version"],
+  ];
   return [
-    start,
+    { path: "", words: firsts, flags: [...flagsOf("", serve), ...always], takesFile: false },
     ...alone.map((path) => ({ path, words: after(path), flags: [], takesFile: false })),
     ...[...groups].map((name) => ({ path: `help ${name}`, words: after(name), flags: [], takesFile: false })),
     ...entries.map(([path, command]) => ({
@@ -150,6 +145,7 @@ function zshScript(places: readonly Place[], values: readonly FlagValue[]): stri
       `    ${quote(path)}) words_here=(${described(words)}) flags_here=(${described(flags)}) file=${takesFile ? 1 : ""} ;;\n`,
   );
   const words = values.filter(({ kind }) => kind === "words");
+  const pairs = pathsOfTwo(places).map((path) => `(${quote(path)})`);
   return `#compdef tollgate
 # Completions of tollgate for zsh. In ~/.zshrc, after compinit: source <(tollgate completion zsh)
 _tollgate() {
@@ -163,9 +159,7 @@ ${words.map(({ flag, words }) => `    ${flag}) compadd -- ${words.join(" ")}; re
   if (( CURRENT > 2 )); then path_here=$words[2]; fi
   if (( CURRENT > 3 )); then
     case "$words[2] $words[3]" in
-      ${pathsOfTwo(places)
-        .map((path) => `(${quote(path)})`)
-        .join("|")}) path_here="$words[2] $words[3]" ;;
+      ${pairs.join("|")}) path_here="$words[2] $words[3]" ;;
     esac
   fi
   case $path_here in

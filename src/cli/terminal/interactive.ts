@@ -49,9 +49,8 @@ const [DONE, ALL, ENDED] = [0, 1, 2];
 export async function withProgress<T>(what: string, work: (progress: Progress) => Promise<T>): Promise<T> {
   if (!process.stderr.isTTY) return work({ done() {}, writes() {} });
   const counts = new BigInt64Array(new SharedArrayBuffer(3 * BigInt64Array.BYTES_PER_ELEMENT));
-  const thread = new Worker(Bun.isStandaloneExecutable ? "./cli/terminal/interactive.ts" : import.meta.url, {
-    smol: true,
-  });
+  const entry = Bun.isStandaloneExecutable ? "./cli/terminal/interactive.ts" : import.meta.url;
+  const thread = new Worker(entry, { smol: true });
   // The event loop has to be free until the thread runs.
   const { promise: isShown, resolve } = Promise.withResolvers<void>();
   thread.onmessage = () => resolve();
