@@ -3,8 +3,8 @@
 
 import { copyFileSync, existsSync, rmSync, statSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { attempt } from "../config/values.ts";
 import type { Config } from "../config.ts";
+import { attempt } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";

@@ -3,7 +3,7 @@
 // log that can't be written never stops the product: lines are dropped and counted.
 import { constants, openSync, writeSync } from "node:fs";
 import { isatty } from "node:tty";
-import { errorCode } from "../core/fault.ts";
+import { attempt, errorCode } from "../core/fault.ts";
 import { LOG_LEVELS, type LogFields, type LogLevel } from "../core/log.ts";
 import { printableJson } from "../core/text.ts";
 import type { Clock } from "../core/time.ts";
@@ -46,14 +46,10 @@ export type OpenLog = ReturnType<typeof openLog>;
 
 /** Reopens a terminal in non-blocking mode: once its reader stops (Ctrl-S), a blocking write would hold up the process. */
 function standardError() {
-  const { O_WRONLY, O_NONBLOCK, O_NOCTTY } = constants;
-  let descriptor = STANDARD_ERROR;
-  try {
-    if (isatty(STANDARD_ERROR)) descriptor = openSync("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY);
-  } catch {
-    // There is no /proc, or no permission to open it.
-  }
-  return (bytes: Uint8Array) => writeSync(descriptor, bytes);
+  const flags = constants.O_WRONLY | constants.O_NONBLOCK | constants.O_NOCTTY;
+  // There may be no /proc, or no permission to open it.
+  const reopened = isatty(STANDARD_ERROR) ? attempt(() => openSync("/proc/self/fd/2", flags)) : undefined;
+  return (bytes: Uint8Array) => writeSync(reopened ?? STANDARD_ERROR, bytes);
 }
 
 /** Formats the current time by RFC 3339, at most once per millisecond. */

@@ -2,8 +2,9 @@
 import { closeSync, existsSync, mkdirSync, openSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
-import { attempt, systemReason } from "../config/values.ts";
+import { systemReason } from "../config/values.ts";
 import type { Config } from "../config.ts";
+import { attempt } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { listenProblem, StartupProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";

@@ -6,7 +6,7 @@ import { valueProblem } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import type { Caller } from "../core/call.ts";
 import { isServerOnly, parseCertificates } from "../core/certificates.ts";
-import { Fault } from "../core/fault.ts";
+import { attempt, Fault } from "../core/fault.ts";
 import { type HostRules, hostRules, writtenUrlProblem } from "../core/host.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { printable } from "../core/text.ts";
@@ -98,12 +98,8 @@ const rulesOf = ({ allowHosts: allow, denyHosts: deny }: Config) => hostRules({ 
  */
 function ownRules(url: string, config: Config): HostRules {
   const host = URL.parse(url)?.hostname.replace(/^\[|\]$/g, "") ?? "";
-  const rules = rulesOf(config);
-  try {
-    return hostRules({ allow: [...config.allowHosts, host], deny: config.denyHosts, own: rules.own });
-  } catch {
-    return rules;
-  }
+  const { allowHosts, denyHosts: deny } = config;
+  return attempt(() => hostRules({ allow: [...allowHosts, host], deny, own: ownAddresses() })) ?? rulesOf(config);
 }
 
 function urlProblems(url: string, config: Config): readonly string[] {
@@ -119,10 +115,10 @@ function urlProblems(url: string, config: Config): readonly string[] {
 
 async function set(config: Config, store: Store, keyring: Keyring, request: ChosenFacilitator): Promise<string> {
   const { tenant, url } = request;
-  const attempt = () => storeBundle(config, store, keyring, request);
+  const stored = () => storeBundle(config, store, keyring, request);
   // Another run may store the first credential of this name at the same moment; then this one finds it.
-  const { id, change } = await attempt().catch((error) => {
-    if (error instanceof Fault && error.kind === "conflict") return attempt();
+  const { id, change } = await stored().catch((error) => {
+    if (error instanceof Fault && error.kind === "conflict") return stored();
     throw error;
   });
   const current = await findSettlementConfig(store.read, tenant);

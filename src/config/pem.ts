@@ -4,8 +4,9 @@ import { createPrivateKey, X509Certificate } from "node:crypto";
 import { readFile, stat } from "node:fs/promises";
 import { resolve } from "node:path";
 import { parseCertificates } from "../core/certificates.ts";
+import { attempt } from "../core/fault.ts";
 import { systemClock } from "../core/time.ts";
-import { attempt, FILE_BYTES_MAX, fileProblem, readTextFile, valueProblem, writtenPath } from "./values.ts";
+import { FILE_BYTES_MAX, fileProblem, readTextFile, valueProblem, writtenPath } from "./values.ts";
 
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
 

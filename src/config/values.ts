@@ -4,7 +4,7 @@ import { accessSync, closeSync, constants, existsSync, openSync, readSync, type 
 import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
-import { errorCode } from "../core/fault.ts";
+import { attempt, errorCode } from "../core/fault.ts";
 import { parseHostList, urlMeant } from "../core/host.ts";
 import { didYouMean, printable } from "../core/text.ts";
 import { lowerHex, parseUint256 } from "../x402/types.ts";
@@ -100,15 +100,6 @@ function readNow(file: number, chunk: Buffer): number | null {
 function unless(must: string, problem: (text: string) => string | null): Kind<string> {
   const parse = (text: string) => (problem(text) === null ? text : undefined);
   return { must, parse, why: (text) => problem(text) ?? "" };
-}
-
-/** The result of the work, or undefined when it throws. */
-export function attempt<T>(work: () => T): T | undefined {
-  try {
-    return work();
-  } catch {
-    return undefined;
-  }
 }
 
 /** A text that begins like a path, and is no key in base64, which may begin with a slash too. */

@@ -88,6 +88,15 @@ export function noSuch(prefix: keyof typeof RESOURCES, id: string): Fault {
   return new Fault("not_found", `no such ${what}${hint}`);
 }
 
+/** The result of the work, or undefined when it throws. */
+export function attempt<T>(work: () => T): T | undefined {
+  try {
+    return work();
+  } catch {
+    return undefined;
+  }
+}
+
 /** The code of an error of the system or the runtime, such as ENOENT; null when it has none. */
 export function errorCode(error: unknown): string | null {
   const code: unknown = (error as { code?: unknown } | null | undefined)?.code;

@@ -2,7 +2,7 @@
 // from a wrong method; both are put right here. It also misreads the path of a URL with a short host and knows no HEAD: see
 // withRoutableUrl in server.ts.
 import { Elysia, NotFoundError } from "elysia";
-import { Fault, methodNotAllowed } from "../core/fault.ts";
+import { attempt, Fault, methodNotAllowed } from "../core/fault.ts";
 import { suggest } from "../core/text.ts";
 import { MAX } from "../kernel/limits.ts";
 import { STATUS } from "./responses.ts";
@@ -101,11 +101,5 @@ function unknownRoute(table: readonly RoutePattern[], method: string, path: stri
 
 /** Whether the path is percent-encoded UTF-8. From any other path Elysia would give routes null as a parameter. */
 function isDecodable(path: string): boolean {
-  if (!path.includes("%")) return true;
-  try {
-    decodeURIComponent(path);
-    return true;
-  } catch {
-    return false;
-  }
+  return !path.includes("%") || attempt(() => decodeURIComponent(path)) !== undefined;
 }

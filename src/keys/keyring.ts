@@ -2,6 +2,7 @@
 // keys of each tenant and the private halves of the signing keys; only this directory sees any of them in the clear.
 import { hkdfSync } from "node:crypto";
 import type { KeyPurpose } from "../../db/schema.ts";
+import { attempt } from "../core/fault.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import { type Clock, systemClock } from "../core/time.ts";
 import { type Poll, poll } from "../kernel/loop.ts";
@@ -119,14 +120,8 @@ export function keysThatDoNotOpen(masterKeys: readonly Uint8Array[], keys: Wrapp
     ),
     ...keys.signingKeys.map((row) => [signingKeyIdentity(row.purpose, row.kid), row.wrapped_private_key] as const),
   ];
-  const opens = (masterKey: Uint8Array, key: Uint8Array, identity: string) => {
-    try {
-      unwrap(masterKey, key, identity);
-      return true;
-    } catch {
-      return false;
-    }
-  };
+  const opens = (masterKey: Uint8Array, key: Uint8Array, identity: string) =>
+    attempt(() => unwrap(masterKey, key, identity)) !== undefined;
   const closed = wrapped.filter(([identity, key]) => !masterKeys.some((each) => opens(each, key, identity)));
   return closed.map(([identity]) => identity);
 }

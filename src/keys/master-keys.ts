@@ -4,7 +4,7 @@
 import { createHash } from "node:crypto";
 import { readFileSync, renameSync, rmSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { errorCode } from "../core/fault.ts";
+import { attempt, errorCode } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { type Owner, placePrivateFile, syncToDisk } from "../storage/data-dir.ts";
@@ -65,12 +65,8 @@ export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly
 
 /** The key in a file; null if there is none, or it is just being written. */
 function keyIn(file: string): Buffer | null {
-  try {
-    const text = readFileSync(file, "latin1").replace(/\r?\n$/, "");
-    return KEY.test(text) ? Buffer.from(text, "base64") : null;
-  } catch {
-    return null;
-  }
+  const text = attempt(() => readFileSync(file, "latin1"))?.replace(/\r?\n$/, "") ?? "";
+  return KEY.test(text) ? Buffer.from(text, "base64") : null;
 }
 
 interface MasterKeySettings {

@@ -5,6 +5,7 @@
 import { type ExportResult, ExportResultCode } from "@opentelemetry/core";
 import { ProtobufTraceSerializer } from "@opentelemetry/otlp-transformer";
 import { BatchSpanProcessor, type ReadableSpan, type SpanExporter, type SpanProcessor } from "@opentelemetry/sdk-trace";
+import { attempt } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { systemClock } from "../core/time.ts";
 import type { TracingOptions } from "../core/tracing.ts";
@@ -100,11 +101,8 @@ function messageOf(error: unknown): string {
 
 /** How many spans the collector says it has rejected; 0 if the response has another form. */
 function rejectedOf(bytes: Uint8Array): number {
-  try {
-    return Number(ProtobufTraceSerializer.deserializeResponse(bytes).partialSuccess?.rejectedSpans ?? 0);
-  } catch {
-    return 0;
-  }
+  const answer = attempt(() => ProtobufTraceSerializer.deserializeResponse(bytes));
+  return Number(answer?.partialSuccess?.rejectedSpans ?? 0);
 }
 
 /** @param exporter gives a `result.error` whose message may be logged */

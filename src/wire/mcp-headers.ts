@@ -2,6 +2,7 @@
 // `Mcp-Name` and `Mcp-Param-*`. Routers and meters in front of a server rely on these headers, while the gateway judges the
 // body and takes payment for it. So a header that contradicts the body makes the request invalid.
 
+import { attempt } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { parseJson } from "./json.ts";
 import type { ByteRange, FoundKey } from "./json-scan.ts";
@@ -92,12 +93,8 @@ function readArguments(body: Uint8Array, finding: FoundKey | undefined): Argumen
   const span = certain("arguments", finding);
   // All arguments are parsed to find the one that a header repeats, which must not block the event loop: 16 KiB take 10 ms.
   if (span === null || span.end - span.start > 16 * 1024) return argumentsOf(null);
-  try {
-    return argumentsOf(parseJson(body.subarray(span.start, span.end)));
-  } catch {
-    // The arguments have duplicate keys, or numbers that decoders read differently.
-    return argumentsOf(null);
-  }
+  // Arguments that have duplicate keys, or numbers that decoders read differently, count as none.
+  return argumentsOf(attempt(() => parseJson(body.subarray(span.start, span.end))) ?? null);
 }
 
 /** The position of a value that all decoders read alike; null otherwise. */
@@ -127,11 +124,8 @@ function decode(value: string): string | null {
   if (!WRAPPED.test(value)) return value;
   const base64 = WRAPPED_EXACTLY.exec(value)?.[1];
   if (base64 === undefined) return null;
-  try {
-    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(Buffer.from(base64, "base64"));
-  } catch {
-    return null;
-  }
+  const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+  return attempt(() => decoder.decode(Buffer.from(base64, "base64"))) ?? null;
 }
 
 /** The values of the arguments, collected once for all headers: numbers, and all others as texts. */

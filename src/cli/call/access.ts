@@ -2,7 +2,7 @@
 // the answers. The gateway may be a stranger's, so no field is taken to be what it should be.
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { Value } from "@sinclair/typebox/value";
-import { attempt } from "../../config/values.ts";
+import { attempt } from "../../core/fault.ts";
 import { INVOCATION_STATUSES } from "../../core/states.ts";
 import { readBody, Undecodable } from "../../http/client/body.ts";
 import { type Answer, OutboundError } from "../../http/client/exchange.ts";

@@ -3,6 +3,7 @@
 import { fstatSync } from "node:fs";
 import type { Static, TSchema } from "@sinclair/typebox";
 import * as value from "../../config/values.ts";
+import { attempt } from "../../core/fault.ts";
 import { isLoopback } from "../../core/host.ts";
 import { isId } from "../../core/id.ts";
 import { VERSION } from "../../core/startup.ts";
@@ -112,7 +113,7 @@ function readData({ flags, problems }: CommandLine): Uint8Array | null {
 
 /** Whether standard input is a file or a pipe that somebody may have meant for the call. */
 function hasInput(): boolean {
-  const input = value.attempt(() => fstatSync(0));
+  const input = attempt(() => fstatSync(0));
   return input !== undefined && (input.isFIFO() || input.isFile());
 }
 
@@ -129,7 +130,7 @@ async function readInput(): Promise<Uint8Array> {
 
 function contentType(data: Uint8Array): Record<string, string> {
   if (data.length === 0) return {};
-  const text = value.attempt(() => new TextDecoder("utf-8", { fatal: true }).decode(data));
+  const text = attempt(() => new TextDecoder("utf-8", { fatal: true }).decode(data));
   if (text === undefined) return { "content-type": "application/octet-stream" };
   return { "content-type": jsonOf(text) === undefined ? "text/plain; charset=utf-8" : "application/json" };
 }

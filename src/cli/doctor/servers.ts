@@ -1,8 +1,8 @@
 // Checks the servers that a gateway needs in addition to its database: the issuer of the callers' tokens, HashiCorp Vault or
 // OpenBao, and the facilitators of all tenants. Each is sent the requests that the gateway would send it.
 import { and, count, eq, isNotNull, isNull } from "drizzle-orm";
-import { attempt } from "../../config/values.ts";
 import type { Config } from "../../config.ts";
+import { attempt } from "../../core/fault.ts";
 import { hostRules } from "../../core/host.ts";
 import { silentLog } from "../../core/log.ts";
 import { createSecrets } from "../../gateway/credentials/resolve.ts";

@@ -15,6 +15,7 @@
 // Needed up to Bun 1.4.5 at least: a version whose server reports connections and takes a backlog, and whose sockets take a
 // size for their receive buffer, makes this file unnecessary.
 import { dlopen, ptr } from "bun:ffi";
+import { attempt } from "../../core/fault.ts";
 
 /** For upstream connections. Linux doubles the size, for its book-keeping. At 100 ms to the upstream it allows 2.5 MB/s. */
 const BUFFER_BYTES = 128 * 1024;
@@ -52,16 +53,10 @@ function openLibrary(name: string) {
 }
 
 /** The system library; null where none is found, so that the sizes of the kernel and the runtime apply. */
-const library = (() => {
-  for (const name of LIBRARIES) {
-    try {
-      return openLibrary(name);
-    } catch {
-      // Try the next name.
-    }
-  }
-  return null;
-})();
+const library =
+  LIBRARIES.values()
+    .map((name) => attempt(() => openLibrary(name)))
+    .find((opened) => opened !== undefined) ?? null;
 
 function setReceiveBuffer(descriptor: number, bytes: number): void {
   bufferBytes[0] = bytes;

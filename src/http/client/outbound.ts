@@ -11,7 +11,7 @@
 // happen twice is sent as a POST.
 
 import { networkInterfaces } from "node:os";
-import { errorCode, errorName, Fault } from "../../core/fault.ts";
+import { attempt, errorCode, errorName, Fault } from "../../core/fault.ts";
 import type { Address, HostRules } from "../../core/host.ts";
 import {
   isBadPort,
@@ -342,14 +342,6 @@ export const FINAL_AFTER = "settlement-final-after";
 
 const LIMITS: JsonLimits = { timeoutMs: 5000, bytesMax: 1024 * 1024 };
 
-function parse(bytes: Uint8Array): unknown {
-  try {
-    return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
-  } catch {
-    return undefined;
-  }
-}
-
 /** Reads an answer as JSON, whatever the status. @throws OutboundError, also for more than `bytesMax`; the signal's reason */
 export async function exchangeJson(
   outbound: Outbound,
@@ -365,7 +357,7 @@ export async function exchangeJson(
     status: response.status,
     retryAfter: response.headers.get("retry-after") ?? undefined,
     finalAfter: response.headers.get(FINAL_AFTER) ?? undefined,
-    body: parse(body.captured),
+    body: attempt(() => JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(body.captured))),
   };
 }
 
