@@ -32,9 +32,7 @@ import {
 } from "./job.ts";
 
 /** What one call needs. The reason of `signal` is a CallStop. */
-export interface CallContext {
-  readonly outbound: Outbound;
-  readonly settings: WorkerSettings;
+export interface CallContext extends Omit<Upstreams, "memory"> {
   readonly signal: StopSignal;
   readonly trace: Trace;
   /** The memory that the captured response and its decoders take. */
@@ -56,7 +54,6 @@ export interface UpstreamRequest {
 
 /**
  * Runs `call` under the configured deadline and turns whatever happens into an outcome. Never rejects.
- *
  * @param stop belongs to this call alone. It is aborted with a CallStop when the caller cancels, and here at the deadline
  * @param keep receives the function that releases the memory of a long response; the default calls it at once
  */
@@ -131,7 +128,6 @@ export function send(context: CallContext, request: UpstreamRequest): Promise<An
 
 /**
  * Reads a body to its end and resolves with its first bytes. Sets `resp_size` of the trace to the size of the whole body.
- *
  * @param digest receives the bytes that follow the captured ones
  */
 export async function readStart(

@@ -1,6 +1,5 @@
 // Entry point of a worker thread: makes upstream calls and nothing else. The worker knows neither database nor configuration:
 // the first message brings its settings, later ones bring jobs and cancels (see job.ts).
-
 import { startComputeThreads } from "../../../compute/threads.ts";
 import { hostRules } from "../../../core/host.ts";
 import type { LogFields } from "../../../core/log.ts";
