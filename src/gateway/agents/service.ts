@@ -23,7 +23,6 @@ import type { InvocableAgent } from "./store.ts";
 export interface AgentDeps {
   readonly store: Store;
   readonly clock: Clock;
-  /** The hosts that upstream URLs may name. */
   readonly rules: HostRules;
   /** How many agents that are not inactive a tenant may have. */
   readonly agentsMax: number;
