@@ -69,11 +69,7 @@ interface ClaimNames {
 
 export interface IdentityOptions {
   readonly claims: ClaimNames;
-  readonly oidc: {
-    readonly issuer: string;
-    readonly audience: string;
-    readonly jwksUrl: string | null;
-  } | null;
+  readonly oidc: { readonly issuer: string; readonly audience: string; readonly jwksUrl: string | null } | null;
   readonly keyring: LocalKeyring;
   /** Makes a GET with bounded time and size; throws for any answer but a 200 with JSON. */
   readonly fetchJson: (url: string) => Promise<unknown>;
@@ -317,15 +313,13 @@ export function managePermission(scope: string | null) {
     const error = `the token lacks the scope ${scope}`;
     // RFC 6750, section 3.1.
     const challenge = `Bearer error="insufficient_scope", scope="${scope}"`;
-    throw new Fault("forbidden", error, {
-      answer: { body: { error }, headers: { "www-authenticate": challenge } },
-    });
+    throw new Fault("forbidden", error, { answer: { body: { error }, headers: { "www-authenticate": challenge } } });
   };
 }
 
-// The verification keys of the issuer, remote (OIDC) or local. Keys of a remote issuer are kept fresh without a timer: a
-// request that needs the keys starts a fetch when one is due. While the issuer can't be reached, the last keys stay in use: it
-// can't issue tokens then, and the old ones expire.
+// The verification keys of the issuer, remote (OIDC) or local. Those of a remote one are kept fresh without a timer: a request
+// that needs them starts a fetch when one is due. Without an answer the last stay: no tokens are issued then, and old ones
+// expire.
 
 /** A key that the issuer has removed is not used any more after this time. */
 const FRESH_MS = 5 * 60_000;
@@ -393,9 +387,7 @@ function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
     await inFlight;
   }
 
-  function usable(): Keys | null {
-    return now() < answeredAt + STALE_MAX_MS ? keys : null;
-  }
+  const usable = (): Keys | null => (now() < answeredAt + STALE_MAX_MS ? keys : null);
 
   function fresh(): Keys | null {
     if (now() >= answeredAt + REFRESH_AFTER_MS) void ask();
