@@ -10,14 +10,8 @@ import { hasKey, type Reader, type Store, type Tx, withFreeName } from "../../st
 import { totalOf } from "../../storage/totals.ts";
 import { type CredentialUses, holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 import { type AgentFilter, findAgents, LIVE, moveBetweenLists, readAgents } from "./lists.ts";
-import {
-  type AgentCreate,
-  type AgentPatch,
-  type AgentRow,
-  createdFields,
-  decodePricing,
-  patchedFields,
-} from "./model.ts";
+import type { AgentCreate, AgentPatch, AgentRow } from "./model.ts";
+import { createdFields, decodePricing, patchedFields } from "./model.ts";
 import type { InvocableAgent } from "./store.ts";
 
 export interface AgentDeps {

@@ -8,15 +8,8 @@ import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
 import { askTogether } from "../../storage/failures.ts";
-import {
-  type Command,
-  FOR_ALL,
-  foundBy,
-  inputRows,
-  NOW_MICROSECONDS,
-  type SharedCounter,
-  type Store,
-} from "../../storage/store.ts";
+import type { Command, SharedCounter, Store } from "../../storage/store.ts";
+import { FOR_ALL, foundBy, inputRows, NOW_MICROSECONDS } from "../../storage/store.ts";
 
 /** An agent without the columns that only the catalog shows. */
 export type InvocableAgent = Omit<Tables["agents"]["$inferSelect"], CatalogColumn>;

@@ -10,17 +10,8 @@ import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../kerne
 import { endsWithin, outlastRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
-import {
-  type AcceptedCall,
-  claim,
-  holdsClaim,
-  type InvocationKey,
-  type PendingCall,
-  release,
-  SMALL_BODY_BYTES,
-  takeCommand,
-  waitingAgents,
-} from "../invocations/service.ts";
+import type { AcceptedCall, InvocationKey, PendingCall } from "../invocations/service.ts";
+import { claim, holdsClaim, release, SMALL_BODY_BYTES, takeCommand, waitingAgents } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { CallError, credentialProblem } from "../upstream/failure.ts";
 import { newTrace } from "../upstream/headers.ts";

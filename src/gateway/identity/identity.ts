@@ -1,18 +1,8 @@
 // Authenticates callers by a bearer token (RFC 6750) of the local issuer or of an OIDC issuer, and checks the scope that a
 // request needs. A token's signature is verified once; its caller is then cached until the token expires or the issuer's keys
 // change. The last part of the file keeps the issuer's keys.
-import {
-  type CryptoKey,
-  createLocalJWKSet,
-  decodeJwt,
-  decodeProtectedHeader,
-  errors,
-  type JSONWebKeySet,
-  type JWTPayload,
-  type JWTVerifyGetKey,
-  type JWTVerifyOptions,
-  jwtVerify,
-} from "jose";
+import type { CryptoKey, JSONWebKeySet, JWTPayload, JWTVerifyGetKey, JWTVerifyOptions } from "jose";
+import { createLocalJWKSet, decodeJwt, decodeProtectedHeader, errors, jwtVerify } from "jose";
 import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";

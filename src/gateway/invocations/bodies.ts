@@ -12,17 +12,8 @@ import { every } from "../../kernel/loop.ts";
 import { inTurn } from "../../kernel/turns.ts";
 import { outlastRequest } from "../../kernel/wait.ts";
 import { deleteSome } from "../../storage/cleanup.ts";
-import {
-  type Command,
-  GIVEN_KEY,
-  inputRows,
-  isOfCall,
-  preparedRow,
-  type Reader,
-  type Store,
-  type Tx,
-  UniqueViolation,
-} from "../../storage/store.ts";
+import type { Command, Reader, Store, Tx } from "../../storage/store.ts";
+import { GIVEN_KEY, inputRows, isOfCall, preparedRow, UniqueViolation } from "../../storage/store.ts";
 import { bodyOf, bodyPartsOf, type CallBody } from "../../wire/body.ts";
 import { partsGone, sameRequest } from "./commands/accept.ts";
 import { leavesParts } from "./commands/end.ts";

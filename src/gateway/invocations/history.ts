@@ -15,17 +15,8 @@ import { GIVEN_KEY, hasKey, isOfCall, preparedRow, type Reader } from "../../sto
 import { endedTotal } from "../../storage/totals.ts";
 import { storedStart } from "./bodies.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
-import {
-  FIRST_ID,
-  type Filter,
-  LAST_ID,
-  matchingCalls,
-  newestCalls,
-  type PageRange,
-  pageOf,
-  type ScannedPage,
-  type ScanPath,
-} from "./history-scan.ts";
+import type { Filter, PageRange, ScannedPage, ScanPath } from "./history-scan.ts";
+import { FIRST_ID, LAST_ID, matchingCalls, newestCalls, pageOf } from "./history-scan.ts";
 import { type InvocationKey, type InvocationRow, invocationByKey } from "./service.ts";
 
 /** @throws Fault `not_found` */

@@ -8,16 +8,8 @@ import { type Clock, DAY_MS } from "../../core/time.ts";
 import { outlastRequest } from "../../kernel/wait.ts";
 import { deleteSome, removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";
-import {
-  GIVEN_KEY,
-  hasKey,
-  isOfCall,
-  preparedRow,
-  type Reader,
-  type Store,
-  type StoreTools,
-  type Tx,
-} from "../../storage/store.ts";
+import type { Reader, Store, StoreTools, Tx } from "../../storage/store.ts";
+import { GIVEN_KEY, hasKey, isOfCall, preparedRow } from "../../storage/store.ts";
 import { orphanRequest } from "./bodies.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
 import type { InvocationKey } from "./service.ts";

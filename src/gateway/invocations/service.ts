@@ -6,16 +6,8 @@ import type { Call, CallEnd } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { type ErrorClass, type ErrorDetail, INVOCATION_EVENTS, SETTLEMENT_EVENTS } from "../../core/states.ts";
 import { MAX } from "../../kernel/limits.ts";
-import {
-  bind,
-  type CommandRunner,
-  GIVEN_KEY,
-  hasKey,
-  preparedRow,
-  type Reader,
-  type Store,
-  type Tx,
-} from "../../storage/store.ts";
+import type { CommandRunner, Reader, Store, Tx } from "../../storage/store.ts";
+import { bind, GIVEN_KEY, hasKey, preparedRow } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { storedRequest, withStoredBody } from "./bodies.ts";
 import { acceptOf, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";

@@ -22,25 +22,10 @@ import {
 } from "../invocations/service.ts";
 import { type ChainLook, PROOF_SECONDS } from "./chain-look.ts";
 import type { FacilitatorClient } from "./facilitator-client.ts";
-import {
-  askedMs,
-  isUnsent,
-  needsLook,
-  outcomeBy,
-  pauseAfter,
-  type SettlementVerdict,
-  settledRecord,
-  verdictOf,
-} from "./outcome.ts";
-import {
-  closeCollected,
-  closeRefused,
-  confirmPayment,
-  isConfirming,
-  markSending,
-  type OpenPayment,
-  postpone,
-} from "./store.ts";
+import type { SettlementVerdict } from "./outcome.ts";
+import { askedMs, isUnsent, needsLook, outcomeBy, pauseAfter, settledRecord, verdictOf } from "./outcome.ts";
+import type { OpenPayment } from "./store.ts";
+import { closeCollected, closeRefused, confirmPayment, isConfirming, markSending, postpone } from "./store.ts";
 
 /** Nodes are asked until so long after an authorization expires: a minute longer than their blocks need for a proof. */
 const ASKED_SECONDS = PROOF_SECONDS + 60;

@@ -14,27 +14,13 @@ import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import { inTurn } from "../../kernel/turns.ts";
 import { askTogether, within } from "../../storage/failures.ts";
-import {
-  type Command,
-  foundBy,
-  GIVEN_KEY,
-  inputRows,
-  preparedRow,
-  type StoreTools,
-  type Tx,
-} from "../../storage/store.ts";
+import type { Command, StoreTools, Tx } from "../../storage/store.ts";
+import { foundBy, GIVEN_KEY, inputRows, preparedRow } from "../../storage/store.ts";
 import { findAgent } from "../agents/store.ts";
 import { createDecisionLog, type DecisionRow, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace, parseRules, type Rule } from "./document.ts";
-import {
-  asksForRate,
-  type CompiledPolicy,
-  compile,
-  type EvaluatedCall,
-  evaluate,
-  type PolicyVerdict,
-  toolsDeniedToAll,
-} from "./evaluate.ts";
+import type { CompiledPolicy, EvaluatedCall, PolicyVerdict } from "./evaluate.ts";
+import { asksForRate, compile, evaluate, toolsDeniedToAll } from "./evaluate.ts";
 import { type CallingUser, createObservedRates, type ObservedRates } from "./observed-rate.ts";
 
 /** Rules up to this length are returned without waiting for a turn. */

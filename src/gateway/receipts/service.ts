@@ -16,17 +16,8 @@ import type { Store, StoreTools } from "../../storage/store.ts";
 import { findAgent } from "../agents/store.ts";
 import { type InvocationRow, invocationByKey } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
-import {
-  append,
-  type ChainHead,
-  chainHeadOf,
-  findReceipt,
-  isDue,
-  type ReceiptRow,
-  receiptPage,
-  receiptsDueOf,
-  tenantsDue,
-} from "./store.ts";
+import type { ChainHead, ReceiptRow } from "./store.ts";
+import { append, chainHeadOf, findReceipt, isDue, receiptPage, receiptsDueOf, tenantsDue } from "./store.ts";
 
 const DUE_WAIT_MS_MAX = 5_000;
 const STOP_MS_MAX = 5_000;

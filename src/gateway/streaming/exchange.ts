@@ -2,14 +2,8 @@
 // it comes. A request is sent again only when it certainly never reached the upstream.
 import type { Call } from "../../core/call.ts";
 import type { Log } from "../../core/log.ts";
-import {
-  bodyChunks,
-  type Chunks,
-  type DecodedFor,
-  type DecoderShare,
-  isEncoded,
-  Undecodable,
-} from "../../http/client/body.ts";
+import type { Chunks, DecodedFor, DecoderShare } from "../../http/client/body.ts";
+import { bodyChunks, isEncoded, Undecodable } from "../../http/client/body.ts";
 import { type Answer, OutboundError, type ReadAhead } from "../../http/client/exchange.ts";
 import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";

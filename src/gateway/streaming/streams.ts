@@ -19,15 +19,8 @@ import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { CallError, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
-import {
-  answerOf,
-  type ExchangeDeps,
-  type ExchangeTimeouts,
-  headOf,
-  type OpenedRequest,
-  type StreamExchange,
-  startExchangeTimeouts,
-} from "./exchange.ts";
+import type { ExchangeDeps, ExchangeTimeouts, OpenedRequest, StreamExchange } from "./exchange.ts";
+import { answerOf, headOf, startExchangeTimeouts } from "./exchange.ts";
 import { createBudget, createResponseRecorder, type ResponseRecorder } from "./response.ts";
 
 export interface StreamPermit {

@@ -6,16 +6,8 @@ import { AT_ONCE_BYTES, compute } from "../../kernel/compute.ts";
 import { eachInTurns, inTurn } from "../../kernel/turns.ts";
 import type { BodyTask } from "../../wire/body.ts";
 import { EventStreamReader, Utf8Reader } from "../../wire/event-stream.ts";
-import {
-  type DeniedTools,
-  EVENT_TOOLS,
-  type FoundTools,
-  JSON_TOOLS,
-  TOOLS,
-  TooLongAnswer,
-  UnreadableAnswer,
-  withoutTools,
-} from "../../wire/tool-list.ts";
+import type { DeniedTools, FoundTools } from "../../wire/tool-list.ts";
+import { EVENT_TOOLS, JSON_TOOLS, TOOLS, TooLongAnswer, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import type { TenantBudget } from "./response.ts";
 
 export interface FilterOptions {

@@ -6,13 +6,8 @@ import { viaHeader } from "../../core/via.ts";
 import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { isSessionless } from "../../wire/jsonrpc.ts";
-import {
-  echoProblem,
-  isEchoedHeader,
-  type JudgedMessage,
-  SESSION_HEADER,
-  VERSION_HEADER,
-} from "../../wire/mcp-headers.ts";
+import type { JudgedMessage } from "../../wire/mcp-headers.ts";
+import { echoProblem, isEchoedHeader, SESSION_HEADER, VERSION_HEADER } from "../../wire/mcp-headers.ts";
 
 const PASSED = new Set(
   "content-type accept accept-language user-agent idempotency-key traceparent tracestate baggage".split(" "),

@@ -11,16 +11,8 @@ import { outlastRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { isLivingGateway, livingAmong, type Membership, type Renewal, removeProcess } from "../../storage/leases.ts";
 import type { Store, StoreTools } from "../../storage/store.ts";
-import {
-  abandon,
-  type ClaimedKey,
-  type Ending,
-  finish,
-  giveUp,
-  type InvocationKey,
-  invocationByKey,
-  release,
-} from "../invocations/service.ts";
+import type { ClaimedKey, Ending, InvocationKey } from "../invocations/service.ts";
+import { abandon, finish, giveUp, invocationByKey, release } from "../invocations/service.ts";
 
 export type Claims = ReturnType<typeof createClaims>;
 

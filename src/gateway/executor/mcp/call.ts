@@ -11,16 +11,8 @@ import { noteHead } from "../../upstream/headers.ts";
 import { type CallContext, jobHeaders, send, type UpstreamRequest, type Upstreams } from "../call.ts";
 import { answered, type Job, keep, type Outcome } from "../job.ts";
 import { type RpcAnswer, readMessage, readStreamAnswer } from "./response.ts";
-import {
-  createMcpWire,
-  createSessions,
-  MCP_HEADERS,
-  type McpWire,
-  type Session,
-  type Sessions,
-  type SessionTarget,
-  sessionHeaders,
-} from "./sessions.ts";
+import type { McpWire, Session, Sessions, SessionTarget } from "./sessions.ts";
+import { createMcpWire, createSessions, MCP_HEADERS, sessionHeaders } from "./sessions.ts";
 
 const NEWEST_SESSION_VERSION = "2025-11-25";
 

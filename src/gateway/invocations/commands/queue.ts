@@ -7,14 +7,8 @@ import { and, min, type SQL, sql } from "drizzle-orm";
 import { idFloor, idTime } from "../../../core/id.ts";
 import type { QueueSize } from "../../../core/meters.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
-import {
-  type Command,
-  FOR_ALL,
-  inputRows,
-  type Reader,
-  type SqliteStatement,
-  type Store,
-} from "../../../storage/store.ts";
+import type { Command, Reader, SqliteStatement, Store } from "../../../storage/store.ts";
+import { FOR_ALL, inputRows } from "../../../storage/store.ts";
 
 /** For so long only the replica that accepted a call may take it: it may still refuse one with an unanswered commit. */
 export const YOUNG_MS = 15_000;
