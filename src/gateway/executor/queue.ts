@@ -96,7 +96,7 @@ export class CallQueues<W extends QueueEntry> {
     };
   }
 
-  /** Says that calls of this agent wait in the database. @param oldest ID of the oldest not known to wait, if not of any age */
+  /** Says that calls of this agent wait in the database. @param oldest ID of the oldest not known to wait; empty: of any age */
   offer(tenant: string, agentId: string, oldest = ""): void {
     const known = this.#backlogs.get(agentId);
     const backlog = known ?? newBacklog<W>(tenant, agentId);

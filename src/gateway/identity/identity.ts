@@ -308,8 +308,8 @@ export function managePermission(scope: string | null) {
 }
 
 // The verification keys of the issuer, remote (OIDC) or local. Those of a remote one are kept fresh without a timer: a request
-// that needs them starts a fetch when one is due. Without an answer the last stay: no tokens are issued then, and old ones
-// expire.
+// that needs them starts a fetch when one is due. While it can't be reached, the last keys stay in use: it can't issue tokens
+// then, and old ones expire.
 
 /** A key that the issuer has removed is not used any more after this time. */
 const FRESH_MS = 5 * 60_000;

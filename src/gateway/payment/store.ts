@@ -268,7 +268,7 @@ export async function makeDue(store: Store, now: number, after: number, at?: AtF
   });
 }
 
-/** Closes a payment that was not sent before its call ended, so that it never is: in that write, or later. Else false. */
+/** Closes the unsent payment of a call that ends, in that write or later, so it is never sent. False if it may have been. */
 export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Promise<boolean> {
   const { payments: t } = tx.tables;
   const [closed] = await tx.db

@@ -91,13 +91,8 @@ export function claimsOf(row: InvocationRow, receipt_id: string, previous: strin
 }
 
 function paymentOf(row: InvocationRow): ReceiptClaims["payment"] {
-  const {
-    payment_network: network,
-    payment_asset: asset,
-    payment_amount: amount,
-    payment_payer: payer,
-    payment_nonce: nonce,
-  } = row;
+  const { payment_network: network, payment_asset: asset, payment_amount: amount } = row;
+  const { payment_payer: payer, payment_nonce: nonce } = row;
   if (network === null || asset === null || amount === null || payer === null || nonce === null) return null;
   return { network, asset, amount, payer, nonce };
 }

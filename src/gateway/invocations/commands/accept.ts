@@ -25,8 +25,9 @@ export const sameRequest = (own: string, { tenant, id }: { readonly tenant: stri
 const CALLS_MAX = 1_024;
 
 /**
- * Assigns open calls to batches, by which they are clustered on SQLite. A batch is numbered by the time of its beginning, so
- * batches have the order of IDs. It begins when the last is full, later than every stored call; late calls go into theirs.
+ * Assigns open calls to batches, by which they are clustered on SQLite. A batch is numbered by the time at which it begins, so
+ * batches have the order of IDs. A new batch begins when the last one is full, and later than every stored call; a call that is
+ * stored late goes into the batch of its time.
  */
 function createBatches(prepare: Prepare): (id: string) => number {
   const newestStored = prepare("select max(id) as id from open_invocations");
