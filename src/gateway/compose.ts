@@ -1,4 +1,4 @@
-// The composition root of the gateway: builds its parts and passes each what it depends on. Nothing runs before start.ts.
+// The composition root of the gateway: builds its parts and passes each what it needs. Nothing runs before start.ts starts it.
 import type { AnyElysia } from "elysia";
 import type { CallEnd } from "../core/call.ts";
 import type { HostRules } from "../core/host.ts";

@@ -128,8 +128,7 @@ export interface SettlementWindow {
 }
 
 /**
- * How long the facilitator has been asked about a payment in doubt or expired. Downtime and clock jumps count 10 minutes at
- * most.
+ * How long the facilitator was asked about a payment in doubt or expired. Downtime and clock jumps count 10 minutes at most.
  * @param now milliseconds, as `updated_at` is
  */
 export function askedMs(
