@@ -12,7 +12,7 @@ test("all who ask whether the gateway is ready share one probe of the database",
   };
   const keyring = { publicJwks: () => ({ keys: [] }), isComplete: () => true };
   const checkReady = createReadiness({ probe }, keyring);
-  const routes = healthRoutes({ checkReady, version: "1", commit: null, keyring });
+  const routes = healthRoutes(checkReady, keyring);
   const asked = Array.from({ length: 500 }, () => ask(routes));
   probed.resolve();
   for (const answer of await Promise.all(asked)) expect(answer.status).toBe(200);

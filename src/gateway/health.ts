@@ -1,7 +1,7 @@
 // The routes that need no token: health, readiness, version and public signing keys. Their answers name no tenant.
-
 import { Type } from "@sinclair/typebox";
 import { Fault } from "../core/fault.ts";
+import { COMMIT, VERSION } from "../core/startup.ts";
 import { routes } from "../http/elysia.ts";
 import { operation } from "../http/openapi.ts";
 import { json } from "../http/responses.ts";
@@ -74,17 +74,7 @@ const jwks = operation({
   errors: [],
 });
 
-interface HealthRoutesOptions {
-  readonly checkReady: () => Promise<void>;
-  readonly version: string;
-  readonly commit: string | null;
-  readonly keyring: Pick<Keyring, "publicJwks">;
-}
-
-/**
- * Whether calls are accepted. Shares each probe's result for its duration and a second more: anybody may ask, and each probe is
- * a database write.
- */
+/** Whether calls are accepted. A probe, which is a database write, is shared for a second more, since anybody may ask. */
 export function createReadiness({ probe }: Pick<Store, "probe">, { isComplete }: Pick<Keyring, "isComplete">) {
   let latest: Promise<void> | null = null;
   const forget = () => {
@@ -99,19 +89,11 @@ export function createReadiness({ probe }: Pick<Store, "probe">, { isComplete }:
   };
 }
 
-export function healthRoutes(options: HealthRoutesOptions) {
+export function healthRoutes(checkReady: () => Promise<void>, keyring: Pick<Keyring, "publicJwks">) {
+  const ok = () => json("ok", { status: "ok" });
   return routes()
-    .get("/healthz", () => json("ok", { status: "ok" }), { detail: health })
-    .get(
-      "/readyz",
-      async () => {
-        await options.checkReady();
-        return json("ok", { status: "ok" });
-      },
-      { detail: ready },
-    )
-    .get("/version", () => json("ok", { version: options.version, commit: options.commit }), {
-      detail: version,
-    })
-    .get("/.well-known/jwks.json", () => json("ok", options.keyring.publicJwks()), { detail: jwks });
+    .get("/healthz", ok, { detail: health })
+    .get("/readyz", () => checkReady().then(ok), { detail: ready })
+    .get("/version", () => json("ok", { version: VERSION, commit: COMMIT }), { detail: version })
+    .get("/.well-known/jwks.json", () => json("ok", keyring.publicJwks()), { detail: jwks });
 }

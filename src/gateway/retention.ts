@@ -1,6 +1,4 @@
-// Retention: which rows of the gateway are removed at which age. About every hour one replica, by lease, removes the old rows;
-// after a step of the clock the clean-up is put off.
-
+// Which rows of the gateway are removed at which age. About every hour one replica, by lease, removes the old rows.
 import type { Log } from "../core/log.ts";
 import { HOUR_MS } from "../core/time.ts";
 import { type Poll, poll } from "../kernel/loop.ts";
@@ -13,7 +11,7 @@ import { removeOldNotes } from "./invocations/lost-commits.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldCalls } from "./policy/observed-rate.ts";
-import { removeOldReceipts } from "./receipts/service.ts";
+import { removeOldReceipts } from "./receipts/store.ts";
 
 /** A commit that waits for a standby server can come as late as the standby's return. */
 const REFUSAL_NOTE_DAYS = 7;
@@ -37,16 +35,15 @@ export function startRetention(store: Store, retention: Retention, log: Log): ()
       removeFullBuckets(store),
     ]);
   });
-  const calls = startRemovingCalls(store, log);
+  // Null where the process has the database to itself and counts calls in memory.
+  const calls = store.isShared ? startRemovingCalls(store, log) : null;
   return () => {
     stop();
     calls?.stop();
   };
 }
 
-/** Null where the process has the database to itself and counts calls in memory. */
-function startRemovingCalls(store: Store, log: Log): Poll | null {
-  if (!store.isShared) return null;
+function startRemovingCalls(store: Store, log: Log): Poll {
   return poll({ leastMs: CALLS_EVERY_MS, mostMs: CALLS_SELDOM_MS }, () =>
     removeCallsOnLease(store).catch((error) => {
       log.warn("cleanup_failed", { error });

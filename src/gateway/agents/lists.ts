@@ -75,9 +75,7 @@ function searchEntry(row: AgentRow) {
 const SEPARATOR = "\u0001";
 
 /** Lower case first turns ẞ into ß; upper case then turns ß into SS. */
-export function fold(text: string): string {
-  return text.replaceAll(SEPARATOR, "").toLowerCase().toUpperCase();
-}
+export const fold = (text: string): string => text.replaceAll(SEPARATOR, "").toLowerCase().toUpperCase();
 
 export function searchText(agent: { readonly name: string; readonly description: string }): string {
   return `${fold(agent.name)}${SEPARATOR}${fold(agent.description)}`;
@@ -144,13 +142,7 @@ async function idsBelow(
   return rows.map(({ id }) => id);
 }
 
-async function bySearch(
-  reader: Reader,
-  tenant: string,
-  filter: AgentFilter,
-  q: string,
-  callerSignal: AbortSignal | undefined,
-) {
+async function bySearch(reader: Reader, tenant: string, filter: AgentFilter, q: string, callerSignal?: AbortSignal) {
   const { status, protocol, tag, limit, offset } = filter;
   const { agentSearch: t } = reader.tables;
   // The entries to search: all inactive agents, or all others.
@@ -175,9 +167,7 @@ async function bySearch(
 }
 
 /** `like` has wildcards and differs between the databases in case sensitivity; replace() compares bytes in both. */
-function contains(column: Column, needle: string): SQL {
-  return sql`replace(${column}, ${needle}, '') <> ${column}`;
-}
+const contains = (column: Column, needle: string): SQL => sql`replace(${column}, ${needle}, '') <> ${column}`;
 
 /** Searches the next entries, up to the bounds of a step. `last` is where the next step begins; null at the end. */
 async function searchStep(reader: Reader, along: SQL | undefined, wanted: SQL | undefined, below: string) {

@@ -172,9 +172,7 @@ export const agentPage = (network: Network) =>
   });
 
 /** A string that the stored tags contain if and only if `tag` is one of them. */
-export function tagNeedle(tag: string): string {
-  return `\t${JSON.stringify(tag)}`;
-}
+export const tagNeedle = (tag: string): string => `\t${JSON.stringify(tag)}`;
 
 export const decodeTags = (stored: string | null): string[] | null => JSON.parse(stored ?? "null");
 
@@ -222,7 +220,6 @@ const DEFAULTS = {
   pricing: null,
 } as const satisfies Partial<AgentRow>;
 
-/** The columns that a caller sets. */
 type AgentFields = Pick<AgentRow, "name" | keyof typeof DEFAULTS>;
 
 /** The columns of a new agent. @throws Fault `invalid_request` */
@@ -232,10 +229,7 @@ export function createdFields(body: AgentCreate, rules: HostRules): AgentFields 
   return fields;
 }
 
-/**
- * The columns that a PATCH changes.
- * @throws Fault `invalid_request`, also when the fields of the resulting agent contradict each other
- */
+/** The columns that a PATCH changes. @throws Fault `invalid_request`, also for fields that contradict each other */
 export function patchedFields(row: AgentFields, body: AgentPatch, rules: HostRules): Partial<AgentFields> {
   const { name, ...others } = body;
   const fields = { ...givenFields(others, rules), ...(name !== undefined && { name: checkedName(name) }) };
@@ -306,9 +300,8 @@ function checkAmount(field: string, amount: string): void {
 
 function checkTogether(agent: AgentFields): void {
   if (agent.protocol === "mcp") {
-    if (agent.mcp_transport === null)
-      throw invalidField("mcp_transport", "must be streamable_http when protocol is mcp");
-    return;
+    if (agent.mcp_transport !== null) return;
+    throw invalidField("mcp_transport", "must be streamable_http when protocol is mcp");
   }
   if (agent.mcp_transport !== null) {
     throw invalidField("mcp_transport", "must be absent or null when protocol is http");

@@ -1,5 +1,4 @@
 // The HTTP routes of agents and their documentation.
-
 import { Type } from "@sinclair/typebox";
 import type { Caller } from "../../core/call.ts";
 import { invalidField, overQuota } from "../../core/fault.ts";
@@ -16,25 +15,28 @@ import type { AgentFilter } from "./lists.ts";
 import { type AgentRow, agentCreate, agentPage, agentPatch, agentShape, agentView } from "./model.ts";
 import { type AgentDeps, createAgentService } from "./service.ts";
 
-const EXAMPLE = {
-  id: "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
+const CREATED = {
   name: "weather",
   description: "Forecasts for any place.",
   tags: ["weather"],
   metadata: { team: "maps" },
+  upstream_url: "https://weather.example.com/mcp",
+  protocol: "mcp",
+  mcp_transport: "streamable_http",
+};
+const EXAMPLE = {
+  id: "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
+  ...CREATED,
   status: "active",
   suspended: false,
   created_by: "alice",
   created_at: "2026-11-21T10:00:00.000Z",
   updated_at: "2026-11-21T10:00:00.000Z",
-  upstream_url: "https://weather.example.com/mcp",
   credential_ref: null,
   invocation_rate_limit: null,
   invocation_burst: null,
   emit_receipts: false,
   capture_body: true,
-  protocol: "mcp",
-  mcp_transport: "streamable_http",
   mcp_protocol_version: null,
   pricing: null,
 };
@@ -52,15 +54,7 @@ const create = (network: Network) =>
       schema: agentCreate(network),
       examples: {
         http: { name: "my-agent", upstream_url: "https://your-agent.example.com/run", emit_receipts: true },
-        mcp: {
-          name: "weather",
-          description: EXAMPLE.description,
-          tags: EXAMPLE.tags,
-          metadata: EXAMPLE.metadata,
-          upstream_url: EXAMPLE.upstream_url,
-          protocol: "mcp",
-          mcp_transport: "streamable_http",
-        },
+        mcp: CREATED,
       },
     },
     response: { status: "created", description: "The agent.", ...agent(network) },
@@ -165,14 +159,12 @@ export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network
   const listed = list(network);
 
   /** @param read is called when the response may use memory */
-  function shown(
-    request: Request,
-    read: (caller: Caller) => AgentRow | Promise<AgentRow>,
-    status: "ok" | "created" = "ok",
-  ) {
+  function shown(request: Request, read: (caller: Caller) => AgentRow | Promise<AgentRow>, status?: "created") {
     const { caller, responses } = scopeOf(request);
     const { tenant } = caller;
-    return responses.respondJson({ tenant, request, status }, async () => agentView(await read(caller)));
+    return responses.respondJson({ tenant, request, status: status ?? "ok" }, async () =>
+      agentView(await read(caller)),
+    );
   }
 
   return routes()
@@ -190,10 +182,9 @@ export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network
       "/v1/agents",
       async ({ request }) => {
         const filter = filterOf(request, listed);
-        const { limit, offset } = filter;
         const { caller, responses } = scopeOf(request);
         const { rows, total } = await service.list(caller, filter, request.signal);
-        const rest = { total, limit, offset };
+        const rest = { total, limit: filter.limit, offset: filter.offset };
         return responses.jsonList({ tenant: caller.tenant, request }, { name: "data", rows, view: agentView, rest });
       },
       { detail: listed },

@@ -10,20 +10,13 @@ import { hasKey, type Reader, type Store, type Tx, withFreeName } from "../../st
 import { totalOf } from "../../storage/totals.ts";
 import { type CredentialUses, holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 import { type AgentFilter, findAgents, LIVE, moveBetweenLists, readAgents } from "./lists.ts";
-import {
-  type AgentCreate,
-  type AgentPatch,
-  type AgentRow,
-  createdFields,
-  decodePricing,
-  patchedFields,
-} from "./model.ts";
+import type { AgentCreate, AgentPatch, AgentRow } from "./model.ts";
+import { createdFields, decodePricing, patchedFields } from "./model.ts";
 import type { InvocableAgent } from "./store.ts";
 
 export interface AgentDeps {
   readonly store: Store;
   readonly clock: Clock;
-  /** The hosts that upstream URLs may name. */
   readonly rules: HostRules;
   /** How many agents that are not inactive a tenant may have. */
   readonly agentsMax: number;

@@ -2,22 +2,14 @@
 // second: a query for each call took more of the gateway and of Postgres than all else about an accept (measured with a
 // thousand busy agents). A change by this process is in force when it is acknowledged; a change by another replica is in force
 // when the cached row expires (decisions.md, section 4, allows 2 s).
-
 import type { Tables } from "../../../db/schema.ts";
 import { isId } from "../../core/id.ts";
 import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
 import { askTogether } from "../../storage/failures.ts";
-import {
-  type Command,
-  FOR_ALL,
-  foundBy,
-  inputRows,
-  NOW_MICROSECONDS,
-  type SharedCounter,
-  type Store,
-} from "../../storage/store.ts";
+import type { Command, SharedCounter, Store } from "../../storage/store.ts";
+import { FOR_ALL, foundBy, inputRows, NOW_MICROSECONDS } from "../../storage/store.ts";
 
 /** An agent without the columns that only the catalog shows. */
 export type InvocableAgent = Omit<Tables["agents"]["$inferSelect"], CatalogColumn>;
@@ -70,29 +62,19 @@ export const agentLookUp: Command<AgentKey, InvocableAgent | null> = {
 };
 
 /** The agent, even an inactive one; null when the tenant has none with this ID. */
-export async function findAgent(
-  { execute }: Pick<Store, "execute">,
-  tenant: string,
-  id: string,
-): Promise<InvocableAgent | null> {
+export async function findAgent({ execute }: Pick<Store, "execute">, tenant: string, id: string) {
   return isId("agt", id) ? execute(agentLookUp, { tenant, id }) : null;
 }
 
 /** The approximate size of a cached agent without its prices. */
 const AGENT_CHARACTERS = 512;
 
-interface CachedAgent {
-  readonly tenant: string;
-  readonly agent: InvocableAgent;
-  readonly until: number;
-}
-
 const keyOf = (tenant: string, id: string) => `${id} ${tenant}`;
 
 /** @param now milliseconds of a monotonic clock */
 export function createAgentCache(store: Pick<Store, "execute">, now: () => number = () => performance.now()) {
   /** Agents by ID. An ID belongs to one tenant. */
-  const cache = tenantCache<string, CachedAgent>(MAX.agentsCharacters);
+  const cache = tenantCache<string, { tenant: string; agent: InvocableAgent; until: number }>(MAX.agentsCharacters);
   /** Agents being read. `forget` removes an agent that changes meanwhile, since the read may return its old state. */
   const reading = new Set<string>();
 
@@ -135,9 +117,8 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
 
 export type AgentCache = ReturnType<typeof createAgentCache>;
 
-// The rate limit of an agent is a token bucket. A process that has the database to itself keeps the buckets in memory. Where
-// several replicas share a database, the buckets are rows in it, and a replica takes the tokens for all its waiting calls of
-// an agent by one statement.
+// The rate limit of an agent is a token bucket: in memory where a process has the database to itself, else a row of the
+// database, from which a replica takes the tokens for all its waiting calls of an agent by one statement.
 
 const RATE_DEFAULT = 1;
 /** Tokens. Absorbs rounding errors, so that a caller who waits as long as Retry-After says is admitted. */
@@ -155,12 +136,7 @@ interface TakeResult {
   readonly retryAfterSeconds: number | null;
 }
 
-/**
- * Takes one token, if there is one.
- *
- * @param bucket null for a bucket that was never used, which is full
- * @param rate tokens per second
- */
+/** Takes one token, if there is one. @param bucket null for a bucket never used, which is full @param rate tokens per second */
 export function take(bucket: Bucket | null, now: number, rate: number | null, burst: number | null): TakeResult {
   if (rate === null && burst === null) return { bucket, retryAfterSeconds: null };
   const { perSecond, depth } = bucketSize(rate, burst);
@@ -179,15 +155,11 @@ function bucketSize(rate: number | null, burst: number | null) {
 }
 
 /** The Retry-After value for a token that comes in so many seconds. */
-function retryAfter(seconds: number): number {
-  return Math.min(Math.max(Math.ceil(seconds - TOLERANCE), 1), MAX.retryAfterSeconds);
-}
+const retryAfter = (seconds: number) => Math.min(Math.max(Math.ceil(seconds - TOLERANCE), 1), MAX.retryAfterSeconds);
 
 type RateFields = Pick<InvocableAgent, "id" | "invocation_rate_limit" | "invocation_burst" | "rate_revision">;
 
-function isLimited(agent: RateFields): boolean {
-  return agent.invocation_rate_limit !== null || agent.invocation_burst !== null;
-}
+const isLimited = (agent: RateFields) => agent.invocation_rate_limit !== null || agent.invocation_burst !== null;
 
 export interface RateLimiter {
   /** Takes a token as `take` does, but without the database; undefined when the database must be asked. */
@@ -291,9 +263,8 @@ function grantedOf(row: Readonly<Record<string, unknown>>) {
 const ROWS_AT_ONCE = 1_000;
 
 /**
- * Deletes the buckets that are full again, which equal a missing row, and those of deleted agents. Buckets used in the last
- * minute stay, since a replica may not know the agent's new revision yet. Locked rows are skipped, so that the statement never
- * waits while it holds rows.
+ * Deletes the buckets that are full again, which equal a missing row, and those of deleted agents. Buckets used in the
+ * last minute stay, since a replica may not know a new revision yet. Skips locked rows: it never waits with locks.
  */
 const deleteFullBuckets = cleaning(
   "forget buckets",

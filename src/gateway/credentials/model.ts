@@ -1,5 +1,4 @@
-// A credential in the API. A secret goes in and never comes out: the view has only metadata, and the sealed secret is not even
-// read to make it.
+// A credential in the API. A secret goes in and never comes out: the view is metadata, and is made without reading the secret.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { ALLOWED_HOSTS_MAX } from "../../core/host.ts";

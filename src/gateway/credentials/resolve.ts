@@ -12,14 +12,8 @@ import type { Keyring } from "../../keys/keyring.ts";
 import type { Reader } from "../../storage/store.ts";
 import { CredentialFailure } from "../upstream/failure.ts";
 import type { CredentialHeader } from "../upstream/headers.ts";
-import {
-  type FetchJson,
-  isPlainSegment,
-  parseVaultRef,
-  readFromDirectory,
-  readFromVault,
-  type VaultSettings,
-} from "./secrets-stores.ts";
+import type { FetchJson, VaultSettings } from "./secrets-stores.ts";
+import { isPlainSegment, parseVaultRef, readFromDirectory, readFromVault } from "./secrets-stores.ts";
 import { findSecret, mayGoTo, type StoredSecret, secretIdentity } from "./service.ts";
 
 export interface ResolverDeps {

@@ -1,5 +1,4 @@
 // The HTTP routes of credentials and their documentation.
-
 import { overQuota } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader, queryOf } from "../../http/input.ts";
@@ -77,10 +76,7 @@ const rotate = operation({
   path: credentialId,
   body: {
     schema: CredentialRotate,
-    examples: {
-      managed: { plaintext: "a-new-secret-that-ends-in-m2Rt" },
-      vault: { vault_ref: "search/api-2#key" },
-    },
+    examples: { managed: { plaintext: "a-new-secret-that-ends-in-m2Rt" }, vault: { vault_ref: "search/api-2#key" } },
   },
   response: {
     description: "The credential's metadata, with the next version.",

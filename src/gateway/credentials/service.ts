@@ -65,9 +65,7 @@ async function useElsewhere(
 const TOTAL = "credentials";
 
 /** The identity that a secret is sealed for: one version of one credential of one tenant. */
-export function secretIdentity(tenant: string, id: string, version: number): string {
-  return `credential:${id}:${version}:${tenant}`;
-}
+export const secretIdentity = (tenant: string, id: string, version: number) => `credential:${id}:${version}:${tenant}`;
 
 /** The message for a field that would send a credential to a host which is not allowed. */
 export const NOT_ALLOWED = "the credential's allowed_hosts do not include the host of this agent or facilitator";

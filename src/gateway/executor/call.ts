@@ -2,14 +2,8 @@
 // request, and reads the response of a plain http agent (mcp/call.ts reads those of MCP servers). A request is sent again only
 // when it certainly never reached the upstream.
 import { createHash, type Hash } from "node:crypto";
-import {
-  type BodyRead,
-  bodyAtOnce,
-  createDecoderShare,
-  type DecodedFor,
-  type DecoderShare,
-  readBody,
-} from "../../http/client/body.ts";
+import type { BodyRead, DecodedFor, DecoderShare } from "../../http/client/body.ts";
+import { bodyAtOnce, createDecoderShare, readBody } from "../../http/client/body.ts";
 import { type Answer, type AnswerReadAhead, ReadAhead } from "../../http/client/exchange.ts";
 import { type Outbound, type OutboundRequest, requestSafely } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -19,22 +13,11 @@ import { type Stoppable, type StopSignal, untilFirst } from "../../kernel/wait.t
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
 import { credentialHeaders, isDialling, newTrace, noteHead, ownHeaders, type Trace } from "../upstream/headers.ts";
-import {
-  answered,
-  FREE_BYTES,
-  failed,
-  isCounted,
-  type Job,
-  keep,
-  lostCall,
-  type Outcome,
-  type WorkerSettings,
-} from "./job.ts";
+import type { Job, Outcome, WorkerSettings } from "./job.ts";
+import { answered, FREE_BYTES, failed, isCounted, keep, lostCall } from "./job.ts";
 
 /** What one call needs. The reason of `signal` is a CallStop. */
-export interface CallContext {
-  readonly outbound: Outbound;
-  readonly settings: WorkerSettings;
+export interface CallContext extends Omit<Upstreams, "memory"> {
   readonly signal: StopSignal;
   readonly trace: Trace;
   /** The memory that the captured response and its decoders take. */
@@ -56,7 +39,6 @@ export interface UpstreamRequest {
 
 /**
  * Runs `call` under the configured deadline and turns whatever happens into an outcome. Never rejects.
- *
  * @param stop belongs to this call alone. It is aborted with a CallStop when the caller cancels, and here at the deadline
  * @param keep receives the function that releases the memory of a long response; the default calls it at once
  */
@@ -131,7 +113,6 @@ export function send(context: CallContext, request: UpstreamRequest): Promise<An
 
 /**
  * Reads a body to its end and resolves with its first bytes. Sets `resp_size` of the trace to the size of the whole body.
- *
  * @param digest receives the bytes that follow the captured ones
  */
 export async function readStart(

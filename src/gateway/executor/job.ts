@@ -1,11 +1,9 @@
 // The messages between the scheduler, which owns the database, and the workers, which make the upstream calls: for each Job
 // that goes in, exactly one Outcome comes back. Also how an outcome is made from what happened to the call, in its stored form.
-//
 // Messages cost by their number, not by their jobs, so each side sends at most one per turn of the event loop, with many jobs
-// or outcomes: their heads as one JSON text, all short bodies in one buffer that is transferred, long bodies transferred one
-// by one. A structured clone of these items takes twice the CPU of both threads (measured on Bun 1.4.5: 5.3 µs instead of 2.8
-// for each of 30 jobs). Heads with long texts are cloned all the same, since JSON escapes them slowly (60 KB full of quotes:
-// 0.01 ms instead of 1).
+// or outcomes: heads as one JSON text, all short bodies in one transferred buffer, long bodies transferred one by one. A
+// structured clone takes twice the CPU of both threads (Bun 1.4.5: 5.3 µs instead of 2.8 for each of 30 jobs), except of heads
+// with long texts, which JSON escapes slowly (60 KB full of quotes: 1 ms instead of 0.01).
 import { joined } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
 import type { LogFields } from "../../core/log.ts";
@@ -24,10 +22,7 @@ export interface Job {
   readonly credential: CredentialHeader | null;
   /** Jobs with the same key share an MCP session: agent, URL, credential and its version. Null for an http agent. */
   readonly session_key: string | null;
-  /**
-   * When the claim on the call was last known to hold, in milliseconds since the epoch, the one clock that threads share.
-   * Null when the claim was checked just now.
-   */
+  /** When the claim was last known to hold, in epoch milliseconds, which all threads share; null if checked just now. */
   readonly claim_seen_at: number | null;
   readonly body: CallBody;
 }
@@ -54,7 +49,6 @@ export type KeptBody = Pick<Ending, "response" | "response_truncated" | "resp_sh
 
 const NOT_STORED: KeptBody = { response: null, response_truncated: false, resp_sha256: null };
 
-/** The outcome of a call that was answered in full. */
 export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody, now: number): Outcome {
   const errorClass = errorClassOf(upstreamStatus);
   return {
@@ -153,10 +147,8 @@ const isWordy = (head: JobHead) => charactersOf(head) > 1024;
 
 /** @returns the buffers to transfer, too */
 export function batchOfJobs(jobs: Iterable<Job>) {
-  return batchOf(
-    Array.from(jobs, ({ body, ...head }) => ({ head, body })),
-    isWordy,
-  );
+  const items = Array.from(jobs, ({ body, ...head }) => ({ head, body }));
+  return batchOf(items, isWordy);
 }
 
 export const jobsOf = (batch: Batch<JobHead>): Job[] =>
@@ -164,10 +156,8 @@ export const jobsOf = (batch: Batch<JobHead>): Job[] =>
 
 /** @returns the buffers to transfer, too */
 export function batchOfResults(results: readonly Result[]) {
-  return batchOf(
-    results.map(({ id, outcome: { response: body, ...outcome } }) => ({ head: { id, outcome }, body })),
-    () => false,
-  );
+  const items = results.map(({ id, outcome: { response: body, ...outcome } }) => ({ head: { id, outcome }, body }));
+  return batchOf(items, () => false);
 }
 
 export function resultsOf(batch: Batch<ResultHead>): Result[] {
@@ -196,22 +186,15 @@ export interface Batch<Head> {
 
 type Entry<Head> = readonly [head: Head, bytes: number | null];
 
-/**
- * Packs items into a batch, those with long texts last.
- *
- * @returns `transfer` are the buffers that the sender loses when it posts the batch
- */
-export function batchOf<Head>(
-  items: readonly WithBody<Head>[],
-  isWordy: (head: Head) => boolean,
-): { batch: Batch<Head>; transfer: ArrayBuffer[] } {
+/** Packs items, those with long texts last. @returns `transfer`: the buffers that the sender of the batch loses */
+export function batchOf<Head>(items: readonly WithBody<Head>[], isWordy: (head: Head) => boolean) {
   const plain = items.filter(({ head }) => !isWordy(head));
   const wordy = plain.length === items.length ? [] : items.filter(({ head }) => isWordy(head));
   const bodies = [...plain, ...wordy].flatMap(({ body }) => (body === null ? [] : [body]));
   const short = joined(bodies.filter((body) => body instanceof Uint8Array && !isLong(body.length)) as Uint8Array[]);
   const long = bodies.filter((body) => isLong(body.byteLength)).map(ownParts);
   const transfer = new Set([short, ...long.flat()].map(({ buffer }) => buffer as ArrayBuffer));
-  const batch = { text: JSON.stringify(plain.map(entryOf)), wordy: wordy.map(entryOf), short, long };
+  const batch: Batch<Head> = { text: JSON.stringify(plain.map(entryOf)), wordy: wordy.map(entryOf), short, long };
   return { batch, transfer: [...transfer] };
 }
 

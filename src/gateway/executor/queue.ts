@@ -5,7 +5,6 @@
 // A call that runs takes a slot, and memory for its body. Both are shared out by tenant, and an agent has a limit of slots of
 // its own. When something is given back, the agents that wait for what others hold are served: those of the tenant that holds
 // the least first, which take turns among themselves.
-
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare, leastFirst, type Shortage } from "../../kernel/share.ts";
 
@@ -22,7 +21,6 @@ export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions
   takeBlock(tenant: string, agentId: string, slots: number, after: string): Promise<CallBlock<W>>;
   /**
    * Runs a call, and resolves when its end is recorded. Never rejects.
-   *
    * @param freeSlot called when the upstream has answered, so that the next call is claimed in the write that ends this one
    *   (8 % less work of the main thread per call, and a seventh less written)
    */
@@ -86,7 +84,6 @@ export class CallQueues<W extends QueueEntry> {
 
   /**
    * Takes a slot for a call that is about to be stored. Null when the call can't start at once; it is to be offered then.
-   *
    * @returns two functions, of which exactly one is to be called
    */
   reserve(agentId: string, item: W) {
@@ -99,11 +96,7 @@ export class CallQueues<W extends QueueEntry> {
     };
   }
 
-  /**
-   * Says that calls of this agent wait in the database.
-   *
-   * @param oldest the ID of the oldest call that was not known to wait; without it the calls may be of any age
-   */
+  /** Says that calls of this agent wait in the database. @param oldest ID of the oldest not known to wait; empty: of any age */
   offer(tenant: string, agentId: string, oldest = ""): void {
     const known = this.#backlogs.get(agentId);
     const backlog = known ?? newBacklog<W>(tenant, agentId);
@@ -180,10 +173,7 @@ export class CallQueues<W extends QueueEntry> {
     else if (this.#backlogs.get(agentId) === backlog) this.#backlogs.delete(agentId);
   }
 
-  /**
-   * An agent at its own limit needs no place among the starved: it is served when one of its calls ends, and at each check for
-   * pending calls, since its limit may have risen by then.
-   */
+  /** An agent at its limit is not starved: it is served when one of its calls ends, and at checks, when the limit may rise. */
   #waitFor(backlog: Backlog<W>, short: Shortage): void {
     if (short !== "own") this.#starved.add(backlog);
   }
@@ -294,7 +284,6 @@ export function createRunSlots(options: RunSlotsOptions) {
 
 /**
  * The queues whose next call waits for slots or memory that others hold.
- *
  * @param serve starts the queue's waiting calls and says whether it could start any; it adds a queue again that is still short
  */
 export function createStarvedQueues<Q extends { readonly tenant: string }>(

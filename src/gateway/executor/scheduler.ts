@@ -1,10 +1,7 @@
 // Takes transactional calls from acceptance to their end: claims each call in the database, hands it to a worker, and records
-// the outcome. The database is the queue; what is in memory may vanish at any moment without losing or repeating a call.
-//
-// A pending call runs only after this process has claimed it: an agent's oldest calls together in a block, or a call with a
-// large body alone, by its ID. A claim is known in memory before it is written, since the answer of the write may come late or
-// never.
-
+// the outcome. The database is the queue; what is in memory may vanish at any moment without losing or repeating a call. A
+// pending call runs only after this process has claimed it: an agent's oldest calls together in a block, or a call with a large
+// body alone, by its ID. A claim is in memory before it is written: the answer of the write may come late or never.
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Tracer } from "../../core/tracing.ts";
@@ -13,17 +10,8 @@ import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../kerne
 import { endsWithin, outlastRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
-import {
-  type AcceptedCall,
-  claim,
-  holdsClaim,
-  type InvocationKey,
-  type PendingCall,
-  release,
-  SMALL_BODY_BYTES,
-  takeCommand,
-  waitingAgents,
-} from "../invocations/service.ts";
+import type { AcceptedCall, InvocationKey, PendingCall } from "../invocations/service.ts";
+import { claim, holdsClaim, release, SMALL_BODY_BYTES, takeCommand, waitingAgents } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { CallError, credentialProblem } from "../upstream/failure.ts";
 import { newTrace } from "../upstream/headers.ts";
@@ -43,10 +31,8 @@ export interface SchedulerOptions extends RecordEndOptions {
   /** Left out if tracing is off. */
   readonly tracer?: Tracer | null;
   readonly claims: Pick<Claims, "begin" | "took" | "over">;
-  readonly refusals: {
-    /** IDs of calls that this process refused but could not note in the database yet. Their records may still appear. */
-    readonly unnoted: ReadonlySet<string>;
-  };
+  /** IDs of calls that this process refused but could not note in the database yet. Their records may still appear. */
+  readonly refusals: { readonly unnoted: ReadonlySet<string> };
 }
 
 /** A call that holds a slot, from its claim to the record of its end. */
@@ -93,8 +79,8 @@ export class Scheduler {
   }
 
   /**
-   * Takes a slot for a call that can start as soon as it is stored: the write that accepts the call claims it too, which saves
-   * a write. Null when the call has to wait; then it is to be stored as pending, and offered.
+   * Takes a slot for a call that can start once it is stored: the write that accepts it claims it too, which saves a write.
+   * Then `run` or `giveBack` must follow. Null when the call has to wait: then it is to be stored as pending, and offered.
    */
   reserve({ row, body }: AcceptedCall) {
     const { tenant, id, agent_id } = row;
@@ -116,11 +102,7 @@ export class Scheduler {
     };
   }
 
-  /**
-   * Says that calls of this agent have become pending.
-   *
-   * @param id of the call, if it is the only one; without it there may be others that were never offered
-   */
+  /** Says that calls of this agent are pending. @param id of the call, if it is the only one that was never offered */
   offer(tenant: string, agentId: string, id?: string): void {
     this.#queues.offer(tenant, agentId, id);
   }
@@ -274,7 +256,6 @@ const NO_CREDENTIAL: JobCredential = { header: null, version: "" };
 /**
  * Hands a claimed call to a worker, with its credential, but only while the claim is sure to hold: if this process was paused,
  * other replicas may have taken it for dead and ended its calls.
- *
  * @param claimAgain reads a call that is claimed already; null when the claim is lost
  * @param isDraining whether this process is stopping, and so must not wait for a database that is away
  */

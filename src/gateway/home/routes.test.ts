@@ -9,7 +9,6 @@ const BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8
 
 function edgeOf(changed: Partial<Parameters<typeof homeRoutes>[0]> = {}) {
   const options = {
-    version: "1.2.3",
     checkReady: async () => {},
     hasLocalIssuer: true,
     isBinary: true,

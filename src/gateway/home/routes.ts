@@ -1,8 +1,7 @@
-// What the gateway answers at its root, to anybody: a page for a browser, and JSON for a program. Neither names anything of the
-// machine. The page's links are relative, so that it works below a proxy's prefix too. Its only script puts a
-// button on the command, and is the manual's.
-
+// What the gateway answers at its root, to anybody: a page for a browser, and JSON for a program. Neither names
+// anything of the machine. The page's links are relative, for proxies with a prefix. Its script is the manual's.
 import { Type } from "@sinclair/typebox";
+import { VERSION } from "../../core/startup.ts";
 import { type Asset, type Assets, pageAsset, styleAsset, VARIES, wantsHtml } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { shape } from "../../http/input.ts";
@@ -50,7 +49,6 @@ const service = operation({
 
 interface HomeOptions {
   readonly assets: Pick<Assets, "madeOnce">;
-  readonly version: string;
   /** Rejects while calls are not accepted. */
   readonly checkReady: () => Promise<void>;
   /** Whether `tollgate token` mints the tokens; else a provider outside does. */
@@ -60,11 +58,11 @@ interface HomeOptions {
   readonly publicUrl: string | null;
 }
 
-export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBinary, publicUrl }: HomeOptions) {
+export function homeRoutes({ assets, checkReady, hasLocalIssuer, isBinary, publicUrl }: HomeOptions) {
   const program = isBinary ? NAME : `npx --yes bun@${Bun.version} src/main.ts`;
   const token = hasLocalIssuer ? localToken(program, isBinary ? "" : ", in the folder of the clone") : FOREIGN_TOKEN;
   const pageOf = (isReady: boolean): Asset => {
-    const page = pageAsset(pageHtml(version, isReady, token));
+    const page = pageAsset(pageHtml(isReady, token));
     return { ...page, headers: { ...page.headers, ...VARIES } };
   };
   const [ready, notReady] = [assets.madeOnce(() => pageOf(true)), assets.madeOnce(() => pageOf(false))];
@@ -74,14 +72,11 @@ export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBina
       async ({ request }) => {
         const { headers } = request;
         if (wantsHtml(headers.get("accept") ?? "")) {
-          const isReady = await checkReady().then(
-            () => true,
-            () => false,
-          );
-          return (isReady ? ready : notReady)({ request });
+          const [check] = await Promise.allSettled([checkReady()]);
+          return (check.status === "fulfilled" ? ready : notReady)({ request });
         }
         const links = linksOf(baseUrl(publicUrl, headers.get("host") ?? ""));
-        return json("ok", { name: NAME, version, links }, { ...VARIES, "cache-control": "no-cache" });
+        return json("ok", { name: NAME, version: VERSION, links }, { ...VARIES, "cache-control": "no-cache" });
       },
       { detail: service },
     )
@@ -105,12 +100,10 @@ const localToken = (
 const FOREIGN_TOKEN = `<p>Every request to <code>/v1</code> needs a token. Here the tokens come from an identity provider: ask who
       runs the gateway.</p>`;
 
-const STATES = {
-  ready: '<span class="ready">Ready</span>: calls are accepted.',
-  notReady: '<span class="not-ready">Not ready</span>: calls are not accepted just now.',
-};
+const READY = '<span class="ready">Ready</span>: calls are accepted.';
+const NOT_READY = '<span class="not-ready">Not ready</span>: calls are not accepted just now.';
 
-function pageHtml(version: string, isReady: boolean, token: string): string {
+function pageHtml(isReady: boolean, token: string): string {
   return `<!doctype html>
 <html lang="en">
   <head>
@@ -128,9 +121,9 @@ function pageHtml(version: string, isReady: boolean, token: string): string {
       <p>A gateway for agents: register an upstream, call it with a token, and let callers pay for each call (x402).</p>
       <dl>
         <dt>Version</dt>
-        <dd>${version}</dd>
+        <dd>${VERSION}</dd>
         <dt>State</dt>
-        <dd>${isReady ? STATES.ready : STATES.notReady}</dd>
+        <dd>${isReady ? READY : NOT_READY}</dd>
       </dl>
       <nav aria-label="Go on">
         <a href="swagger"><strong>Try the API</strong> <span>Swagger, in your browser.</span></a>

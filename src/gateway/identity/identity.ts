@@ -1,18 +1,8 @@
 // Authenticates callers by a bearer token (RFC 6750) of the local issuer or of an OIDC issuer, and checks the scope that a
 // request needs. A token's signature is verified once; its caller is then cached until the token expires or the issuer's keys
 // change. The last part of the file keeps the issuer's keys.
-import {
-  type CryptoKey,
-  createLocalJWKSet,
-  decodeJwt,
-  decodeProtectedHeader,
-  errors,
-  type JSONWebKeySet,
-  type JWTPayload,
-  type JWTVerifyGetKey,
-  type JWTVerifyOptions,
-  jwtVerify,
-} from "jose";
+import type { CryptoKey, JSONWebKeySet, JWTPayload, JWTVerifyGetKey, JWTVerifyOptions } from "jose";
+import { createLocalJWKSet, decodeJwt, decodeProtectedHeader, errors, jwtVerify } from "jose";
 import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
@@ -69,11 +59,7 @@ interface ClaimNames {
 
 export interface IdentityOptions {
   readonly claims: ClaimNames;
-  readonly oidc: {
-    readonly issuer: string;
-    readonly audience: string;
-    readonly jwksUrl: string | null;
-  } | null;
+  readonly oidc: { readonly issuer: string; readonly audience: string; readonly jwksUrl: string | null } | null;
   readonly keyring: LocalKeyring;
   /** Makes a GET with bounded time and size; throws for any answer but a 200 with JSON. */
   readonly fetchJson: (url: string) => Promise<unknown>;
@@ -317,15 +303,13 @@ export function managePermission(scope: string | null) {
     const error = `the token lacks the scope ${scope}`;
     // RFC 6750, section 3.1.
     const challenge = `Bearer error="insufficient_scope", scope="${scope}"`;
-    throw new Fault("forbidden", error, {
-      answer: { body: { error }, headers: { "www-authenticate": challenge } },
-    });
+    throw new Fault("forbidden", error, { answer: { body: { error }, headers: { "www-authenticate": challenge } } });
   };
 }
 
-// The verification keys of the issuer, remote (OIDC) or local. Keys of a remote issuer are kept fresh without a timer: a
-// request that needs the keys starts a fetch when one is due. While the issuer can't be reached, the last keys stay in use: it
-// can't issue tokens then, and the old ones expire.
+// The verification keys of the issuer, remote (OIDC) or local. Those of a remote one are kept fresh without a timer: a request
+// that needs them starts a fetch when one is due. While it can't be reached, the last keys stay in use: it can't issue tokens
+// then, and old ones expire.
 
 /** A key that the issuer has removed is not used any more after this time. */
 const FRESH_MS = 5 * 60_000;
@@ -393,9 +377,7 @@ function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
     await inFlight;
   }
 
-  function usable(): Keys | null {
-    return now() < answeredAt + STALE_MAX_MS ? keys : null;
-  }
+  const usable = (): Keys | null => (now() < answeredAt + STALE_MAX_MS ? keys : null);
 
   function fresh(): Keys | null {
     if (now() >= answeredAt + REFRESH_AFTER_MS) void ask();

@@ -12,17 +12,8 @@ import { every } from "../../kernel/loop.ts";
 import { inTurn } from "../../kernel/turns.ts";
 import { outlastRequest } from "../../kernel/wait.ts";
 import { deleteSome } from "../../storage/cleanup.ts";
-import {
-  type Command,
-  GIVEN_KEY,
-  inputRows,
-  isOfCall,
-  preparedRow,
-  type Reader,
-  type Store,
-  type Tx,
-  UniqueViolation,
-} from "../../storage/store.ts";
+import type { Command, Reader, Store, Tx } from "../../storage/store.ts";
+import { GIVEN_KEY, inputRows, isOfCall, preparedRow, UniqueViolation } from "../../storage/store.ts";
 import { bodyOf, bodyPartsOf, type CallBody } from "../../wire/body.ts";
 import { partsGone, sameRequest } from "./commands/accept.ts";
 import { leavesParts } from "./commands/end.ts";
@@ -33,7 +24,6 @@ interface BodyPart {
   /** Position in the body. Part 0 must be stored before the others, since it brings the note. */
   readonly n: number;
   readonly bytes: Uint8Array;
-  /** When the parts of this body may be removed. */
   readonly dueAt: number;
 }
 
@@ -100,7 +90,6 @@ const STORED_AT_ONCE = 2;
 /**
  * Stores the body of a call in parts, then runs `work`, which accepts the call. If `work` does not accept it, the parts are
  * removed; if this process is killed meanwhile, another one removes them when they are due.
- *
  * @param work returns the ID of the accepted call, which may be an earlier one
  */
 export async function withStoredBody(
@@ -167,7 +156,6 @@ async function storedParts(reader: Reader, key: InvocationKey, kind: BodyKind, b
  * The request of an open call that is stored in parts. All of it is read before any of it is sent: a POST is never sent
  * twice, so a store that fails in the middle would leave half a request at the upstream for good. The scheduler bounds what
  * all calls together hold in memory (96 MiB), and shares it out by tenant.
- *
  * @param size of the request in bytes
  * @returns null when the request is not stored any more, as after the end of its call
  */

@@ -1,8 +1,7 @@
-// Finds a page of the history. Open calls are read along the index of their tenant, ended calls along the index of one filter,
-// newest first. The queries are defined once, for scans with the values of a request and for prepared queries with placeholders.
-//
-// Prepared queries find most pages. For the others, open and ended calls are scanned side by side in windows of a bounded number
-// of index entries. Other requests are served between two windows: SQLite runs on the event loop, so a long scan in one piece
+// Finds a page of the history. Open calls are read along the index of their tenant, ended calls along the index of one
+// filter, newest first. The queries are defined once, for scans with the values of a request and for prepared queries
+// with placeholders. Prepared queries find most pages. For the others, open and ended calls are scanned side by side in
+// windows of a bounded number of index entries, between which other requests are served: on SQLite a scan in one piece
 // would hold up every tenant.
 import { and, desc, eq, gte, is, isNotNull, lt, type Placeholder, type SQLWrapper, sql } from "drizzle-orm";
 import { SQLiteTable } from "drizzle-orm/sqlite-core";
@@ -30,7 +29,6 @@ interface Calls {
   readonly tenant: Given;
   /** The filter whose index is scanned; undefined for all calls. */
   readonly along: readonly [CountDimension, Given] | undefined;
-  /** The other filters that a call has to match. */
   readonly others: readonly Filter[];
 }
 
@@ -229,11 +227,7 @@ async function windowBelow(reader: Reader, path: ScanPath, below: string, most: 
 }
 
 /** Reads whole rows. The order by ID makes every planner take the primary key. */
-async function rowsOf(
-  { db, tables: { invocations: t } }: Reader,
-  tenant: string,
-  calls: readonly { readonly id: string }[],
-) {
+async function rowsOf({ db, tables: { invocations: t } }: Reader, tenant: string, calls: readonly { id: string }[]) {
   const ids = calls.map(({ id }) => id);
   const rows: InvocationRow[] = await db
     .select()
@@ -245,7 +239,6 @@ async function rowsOf(
 
 /**
  * Scans for a page. `total` counts the matches on the scanned part of the path.
- *
  * @param isCounted whether to count the matches on the rest of the path too
  * @param callerSignal aborts when the caller has gone; the scan then stops at its next window
  */
@@ -285,9 +278,7 @@ export async function pageOf(
   return { rows, total };
 }
 
-function byFilter<Q>(
-  build: (handle: Reader, dimension: CountDimension) => { prepare(name?: string): Q },
-): Record<CountDimension, (reader: Reader) => Q> {
+function byFilter<Q>(build: (handle: Reader, dimension: CountDimension) => { prepare(name?: string): Q }) {
   const dimensions = Object.keys(COLUMNS) as CountDimension[];
   const queries = dimensions.map((of) => [of, prepared((handle: Reader) => build(handle, of))] as const);
   return Object.fromEntries(queries) as Record<CountDimension, (reader: Reader) => Q>;
@@ -315,11 +306,7 @@ const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimensi
 });
 
 const idsBy = byFilter((reader, dimension) =>
-  idsAt(reader, callsBy(dimension), ALL_IDS, {
-    limit: LIMIT,
-    offset: OFFSET,
-    most: sql.placeholder("most"),
-  }),
+  idsAt(reader, callsBy(dimension), ALL_IDS, { limit: LIMIT, offset: OFFSET, most: sql.placeholder("most") }),
 );
 
 const totalBy = byFilter((reader, dimension) => {
@@ -343,9 +330,7 @@ const totalBy = byFilter((reader, dimension) => {
 });
 
 /**
- * Counts the calls of a tenant that match a filter. One statement is enough for most tenants; more than ENTRIES_MAX open calls
- * are counted in steps.
- *
+ * Counts a tenant's calls that match a filter: in one statement, or in steps with more than ENTRIES_MAX open calls.
  * @returns `open`: the number of the tenant's open calls, matching or not; counted up to ENTRIES_MAX
  */
 export async function matchingCalls(reader: Reader, tenant: string, filter: Filter) {
@@ -366,7 +351,6 @@ export async function matchingCalls(reader: Reader, tenant: string, filter: Filt
 
 /**
  * The newest calls of a tenant that match a filter, by prepared queries, which find most pages.
- *
  * @param openCount the tenant's `open` calls as `matchingCalls` counted them
  * @returns null for a page that needs a scan: at a large offset, or among very many open calls
  */

@@ -15,17 +15,8 @@ import { GIVEN_KEY, hasKey, isOfCall, preparedRow, type Reader } from "../../sto
 import { endedTotal } from "../../storage/totals.ts";
 import { storedStart } from "./bodies.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
-import {
-  FIRST_ID,
-  type Filter,
-  LAST_ID,
-  matchingCalls,
-  newestCalls,
-  type PageRange,
-  pageOf,
-  type ScannedPage,
-  type ScanPath,
-} from "./history-scan.ts";
+import type { Filter, PageRange, ScannedPage, ScanPath } from "./history-scan.ts";
+import { FIRST_ID, LAST_ID, matchingCalls, newestCalls, pageOf } from "./history-scan.ts";
 import { type InvocationKey, type InvocationRow, invocationByKey } from "./service.ts";
 
 /** @throws Fault `not_found` */
@@ -106,10 +97,7 @@ async function mostSelectiveFirst(reader: Reader, tenant: string, filters: reado
   return counts.sort((a, b) => a.total - b.total).map(({ filter }) => filter);
 }
 
-/**
- * @param callerSignal stops a long scan when the caller has gone
- * @throws Fault `invalid_request`, naming the parameter
- */
+/** @param callerSignal stops a scan when the caller has gone @throws Fault `invalid_request`, naming the parameter */
 export async function readHistory(
   reader: Reader,
   tenant: string,
@@ -142,8 +130,7 @@ export async function readHistory(
   return { rows, total: rows.length === 0 ? total : Math.max(total, range.offset + rows.length), ...range };
 }
 
-// Callers that wait for a call to end (`Prefer: wait`). An end in this process wakes them at once. Ends on other replicas are
-// found by one query a second for all waiting callers.
+// Callers that wait for a call's end (`Prefer: wait`). An end here wakes them; one query a second finds ends elsewhere.
 
 /** @param endedAmong returns the IDs of those calls that have ended */
 export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKey[]) => Promise<readonly string[]>) {
@@ -180,7 +167,6 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
     /**
      * Waits until the invocation has ended, for `seconds`, until `signal` aborts, or until the release; then returns it as
      * `read` reads it. Does not wait when too many callers of the tenant are waiting.
-     *
      * @throws Fault `unavailable` when the release comes before the first reading; what `read` throws
      */
     async wait(key: InvocationKey, seconds: number, signal: AbortSignal, read: () => Promise<InvocationRow>) {

@@ -63,11 +63,7 @@ const keyLookUp: Command<WantedKey, KnownKey | null> = {
   },
 };
 
-/**
- * The ID of the call that an idempotency key stands for; null when the key is free.
- *
- * @throws Fault `conflict` when the key was used with another body
- */
+/** The ID of the call that a key stands for; null when it is free. @throws Fault `conflict` when it had another body */
 export async function findByIdempotencyKey(reader: CommandRunner, owner: KeyOwner, wanted: Idempotency) {
   const known = await findKey(reader, owner, wanted);
   if (known === null) return null;

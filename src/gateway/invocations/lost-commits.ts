@@ -8,16 +8,8 @@ import { type Clock, DAY_MS } from "../../core/time.ts";
 import { outlastRequest } from "../../kernel/wait.ts";
 import { deleteSome, removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";
-import {
-  GIVEN_KEY,
-  hasKey,
-  isOfCall,
-  preparedRow,
-  type Reader,
-  type Store,
-  type StoreTools,
-  type Tx,
-} from "../../storage/store.ts";
+import type { Reader, Store, StoreTools, Tx } from "../../storage/store.ts";
+import { GIVEN_KEY, hasKey, isOfCall, preparedRow } from "../../storage/store.ts";
 import { orphanRequest } from "./bodies.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
 import type { InvocationKey } from "./service.ts";
@@ -33,10 +25,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
   let isStopped = false;
   const unnoted = new Set<string>();
 
-  /**
-   * Decides in one write: if the record is stored, the call is accepted and no note is left. Otherwise the note is stored,
-   * and a record that appears later is never claimed.
-   */
+  /** Decides in one write: a stored record is accepted, without a note; else a note keeps a later record unclaimed. */
   function decide({ tenant, id, claim }: UnsureCall, isLate: () => boolean): Promise<boolean> {
     return store.write(async (tx) => {
       const { refusedCalls: t } = tx.tables;
@@ -70,10 +59,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
   }
 
   return {
-    /**
-     * Whether a call was stored although its commit got no answer. If false, the caller must refuse the call: it is never
-     * made, even if its record appears later.
-     */
+    /** Whether a call whose commit got no answer was stored. If not, refuse it: it is never made, even if it appears later. */
     async wasStored(call: UnsureCall): Promise<boolean> {
       let isLate = false;
       unnoted.add(call.id);
@@ -91,11 +77,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
         return false;
       }
     },
-    /**
-     * Whether the call was refused; if so, its record is removed.
-     *
-     * @throws Fault `unavailable` while this process is still deciding that
-     */
+    /** Whether the call was refused, which removes its record. @throws Fault `unavailable` while that is undecided */
     async isRefused(key: InvocationKey): Promise<boolean> {
       if (!unnoted.has(key.id)) return isRefused(store, key);
       throw new Fault("unavailable", "the outcome is unknown; retry with the same Idempotency-Key", {

@@ -43,7 +43,6 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
 /**
  * Removes payments that are settled and can't be presented again, of calls that have ended. The caller of an open call needs
  * its payment to resume it, and the payment keeps the call's credential from being deleted.
- *
  * @param before an ID floor
  */
 async function removePayments(tx: Tx, tenant: string, before: string, now: number, limit: number): Promise<number> {
@@ -57,9 +56,7 @@ async function removePayments(tx: Tx, tenant: string, before: string, now: numbe
 type BodyTable = Tx["tables"]["invocationBodies"] | Tx["tables"]["bodyParts"];
 
 /** Bodies whose calls are not open: an open call may still need its body. */
-function isNotOpen(tx: Tx, bodies: BodyTable): SQL | undefined {
-  return notExists(callOf(tx, bodies, "openInvocations"));
-}
+const isNotOpen = (tx: Tx, bodies: BodyTable): SQL | undefined => notExists(callOf(tx, bodies, "openInvocations"));
 
 function isWithoutCall(tx: Tx, bodies: BodyTable): SQL | undefined {
   return and(isNotOpen(tx, bodies), notExists(callOf(tx, bodies, "endedInvocations")));

@@ -3,7 +3,6 @@
 //
 // Captured bodies may have a MiB each. They are read in a turn of the tenant, since many requests for such bodies at once
 // would hold up all others, and encoded as base64 while they are sent.
-
 import { type Static, Type } from "@sinclair/typebox";
 import type { BodyKind } from "../../../db/schema.ts";
 import { asBuffer } from "../../core/bytes.ts";
@@ -217,10 +216,7 @@ const list = operation({
       description: "Only calls with this X-Service-Model.",
       schema: Type.String({ maxLength: MAX.serviceModelBytes }),
     },
-    settlement: {
-      description: "Only calls with this settlement status.",
-      schema: choice(SETTLEMENT_STATUSES),
-    },
+    settlement: { description: "Only calls with this settlement status.", schema: choice(SETTLEMENT_STATUSES) },
     since: { description: "Created at or after, RFC 3339.", schema: DateTime },
     until: { description: "Created at or before, RFC 3339.", schema: DateTime },
     ...PAGE_QUERY,

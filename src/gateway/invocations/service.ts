@@ -1,23 +1,13 @@
-// The life cycle of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a write
-// guarded by the states that its event may start from (core/states.ts). Transitions that every call goes through are
-// commands (commands/), which the store writes in batches.
-
+// The life cycle of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a
+// write guarded by the states that its event may start from (core/states.ts). Those of every call are batched commands.
 import { and, eq, inArray, notExists, sql } from "drizzle-orm";
 import type { OutboxKind, Tables } from "../../../db/schema.ts";
 import type { Call, CallEnd } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { type ErrorClass, type ErrorDetail, INVOCATION_EVENTS, SETTLEMENT_EVENTS } from "../../core/states.ts";
 import { MAX } from "../../kernel/limits.ts";
-import {
-  bind,
-  type CommandRunner,
-  GIVEN_KEY,
-  hasKey,
-  preparedRow,
-  type Reader,
-  type Store,
-  type Tx,
-} from "../../storage/store.ts";
+import type { CommandRunner, Reader, Store, Tx } from "../../storage/store.ts";
+import { bind, GIVEN_KEY, hasKey, preparedRow } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { storedRequest, withStoredBody } from "./bodies.ts";
 import { acceptOf, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
@@ -37,18 +27,10 @@ export interface AcceptedCall {
   readonly idempotency: Idempotency | null;
 }
 
+type EndFields = "status" | "error_class" | "upstream_status" | "latency_ms" | "resp_size";
+
 /** What is stored of a call's end. */
-export interface Ending
-  extends Pick<
-    CallEnd,
-    | "status"
-    | "error_class"
-    | "upstream_status"
-    | "latency_ms"
-    | "resp_size"
-    | "response_truncated"
-    | "response_content_type"
-  > {
+export interface Ending extends Pick<CallEnd, EndFields | "response_truncated" | "response_content_type"> {
   /** Null for a call that its upstream answered, and where no value fits. */
   readonly error_detail?: ErrorDetail | null;
   /** Time to the first byte of the body; null for a call that is not streamed, or when no byte came. */
@@ -72,9 +54,7 @@ export interface PendingCall {
 }
 
 /**
- * Stores an accepted call and returns its ID. When another call has the idempotency key, nothing is stored and the ID of
- * that call is returned.
- *
+ * Stores an accepted call and returns its ID, or, with nothing stored, that of the call which has the idempotency key.
  * @param claim is made in the same write; null leaves the call pending
  * @param alsoWrite runs in the same write, if the call is stored
  * @throws Fault `conflict` when the key was used with another body
@@ -131,7 +111,6 @@ export interface Claim {
 /**
  * Claims a pending call; after that no one else makes it. Null when another replica has claimed it, or it was cancelled.
  * `claim` may be retried with its token: a claim whose commit got no answer is then found.
- *
  * @param bodyBytes size of the call's request, if known
  */
 export async function claim(writer: Store | Tx, claim: Claim, bodyBytes = 0): Promise<PendingCall | null> {
@@ -222,11 +201,7 @@ export const abandon: Abandon = async (...call) =>
   // States only go forward, so a call that is claimed between the two attempts is caught by the second.
   (await withdraw(...call)) || giveUp(...call);
 
-/**
- * Updates the settlement's details without changing its status, on an open call or an ended one.
- *
- * @param settlement JSON of the settlement sub-record
- */
+/** Updates the settlement's details but not its status. @param settlement JSON of the settlement sub-record */
 export async function noteSettlement(
   tx: Tx,
   key: InvocationKey,
@@ -243,9 +218,7 @@ export async function noteSettlement(
 }
 
 /**
- * Records that the payment was collected: the call may be made, unless it has ended meanwhile. Nothing changes when the
- * outcome was recorded before.
- *
+ * Records that the payment was collected: the call may be made, unless it has ended. The first outcome stays.
  * @param isFinal false when `confirmSettlement` will follow
  */
 export async function collectSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number, isFinal = true) {
@@ -254,11 +227,7 @@ export async function collectSettlement(tx: Tx, key: InvocationKey, settlement: 
   if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal) await writeOutbox(tx, key);
 }
 
-/**
- * Records the final transaction that collected the payment. Writes the outbox of the call, if it has ended.
- *
- * @param settlement null leaves the details as they are
- */
+/** Records a payment's final transaction, and the outbox of an ended call. @param settlement null leaves the details */
 export async function confirmSettlement(tx: Tx, key: InvocationKey, settlement: string | null, now: number) {
   if (settlement !== null) await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
   await writeOutbox(tx, key);
@@ -272,10 +241,7 @@ export async function denyReceipt({ db, tables }: Tx, key: InvocationKey): Promi
   }
 }
 
-/**
- * Records that the payment will not be collected: the call ends without being made, and its idempotency key is freed.
- * Nothing changes when the outcome was recorded before.
- */
+/** Records that the payment won't be collected: its call ends without being made, its key is freed. The first outcome stays. */
 export async function refuseSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number): Promise<void> {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "refuse", fields)) {
@@ -298,10 +264,7 @@ export const invocationByKey = preparedRow(({ db, tables: { invocations: t } }) 
   db.select().from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
-/**
- * Compares an expression, not the bare column: until the table is analysed, a planner would prefer a partial index on the
- * status to the primary key.
- */
+/** Compares an expression: with the bare column, planners prefer a partial index until the table is analysed. */
 function statusIs(column: Tables["openInvocations"]["status"], status: "pending" | "running") {
   return sql`coalesce(${column}, '') = ${status}`;
 }

@@ -1,7 +1,6 @@
 // The routes of the manual at /docs: its pages, a style sheet, a script for the copy buttons and one for the search, the library
 // of the search, the order of its results, and the index that it reads. All are part of the binary and need no token. No start
 // waits for any of them: what makes a page is imported at the first request.
-
 import { readFileSync } from "node:fs";
 import minisearch from "minisearch" with { type: "file" };
 import type { SearchResult } from "minisearch";
@@ -32,11 +31,7 @@ export function manualRoutes({ routesOf }: Assets) {
   });
 }
 
-/**
- * The refusal of an address that has nothing: for a browser a page of the manual that leads on, else JSON.
- *
- * @param path of the request
- */
+/** The refusal of an address that has nothing: a page that leads on for a browser, else JSON. @param path requested */
 export async function orPage(refusal: Fault, { method, headers }: Request, path: string): Promise<Fault> {
   const folders = path.split("/").length - 2;
   // Every folder of a path makes each link of its page longer.

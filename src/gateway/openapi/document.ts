@@ -31,7 +31,6 @@ export interface DescribedApi {
 /**
  * The document of `api` and of the facilitator's endpoints, as JSON text. Each route is a turn of its own, since all of them in
  * one piece would block the event loop for 40 ms (measured).
- *
  * @throws Error when two different schemas have the same name
  */
 export async function apiDocument(api: DescribedApi, version: string, network: Network): Promise<string> {
@@ -71,10 +70,7 @@ async function described(routes: DescribedApi["routes"]) {
 
 const nowhere = () => new Response();
 
-/**
- * Moves a schema with an `$id` to the components, so that it appears once, by that name. JSON.parse revives inner values first,
- * so a named schema may contain others.
- */
+/** Moves a schema with an `$id` to the components. JSON.parse revives inner values first, so a named schema may hold others. */
 // biome-ignore lint/suspicious/noExplicitAny: what JSON.parse gives.
 function byName(value: any, schemas: Record<string, object>): unknown {
   if (typeof value?.$id !== "string") return value;
@@ -98,9 +94,7 @@ const MUTUAL: ServerDoc = {
 const PLAIN: ServerDoc = {
   url: "{open_url}",
   description: "The facilitator's plain port",
-  variables: {
-    open_url: { default: "http://facilitator.example.com:8081", description: "For monitoring." },
-  },
+  variables: { open_url: { default: "http://facilitator.example.com:8081", description: "For monitoring." } },
 };
 
 const PAYER = "0x70997970c51812dc3a010c7d01b50e0d17dc79c8";
@@ -193,10 +187,7 @@ const supported = (network: Network) =>
     errors: ["unavailable"],
   });
 
-/**
- * The facilitator's endpoints, which the gateway documents but does not serve. The facilitator has so few that it serves no
- * document of its own.
- */
+/** The facilitator's endpoints, documented here since it has so few that it serves no document of its own. */
 const facilitatorRoutes = (network: Network) => [
   { method: "POST", path: "/settle", hooks: { detail: settle(network) } },
   { method: "GET", path: "/supported", hooks: { detail: supported(network) } },

@@ -1,7 +1,5 @@
-// The routes of Swagger UI at /swagger and of the OpenAPI document at /swagger/json. Both are part of the binary and made at
-// their first request; nothing comes from disk or from another host. The page runs no inline script, which the content security
-// policy of all pages forbids.
-
+// The routes of Swagger UI at /swagger and of the OpenAPI document at /swagger/json, both made at their first request
+// from the binary alone. The page runs no inline script, which the content security policy of all pages forbids.
 import { readFileSync } from "node:fs";
 import faviconPath from "swagger-ui-dist/favicon-32x32.png" with { type: "file" };
 import libraryStylePath from "swagger-ui-dist/swagger-ui.css" with { type: "file" };
@@ -49,6 +47,7 @@ const PAGE = `<!doctype html>
 </html>
 `;
 
-function embedded(path: string, type: string): () => Asset {
-  return () => asset(readFileSync(path), type);
-}
+const embedded =
+  (path: string, type: string): (() => Asset) =>
+  () =>
+    asset(readFileSync(path), type);

@@ -22,25 +22,10 @@ import {
 } from "../invocations/service.ts";
 import { type ChainLook, PROOF_SECONDS } from "./chain-look.ts";
 import type { FacilitatorClient } from "./facilitator-client.ts";
-import {
-  askedMs,
-  isUnsent,
-  needsLook,
-  outcomeBy,
-  pauseAfter,
-  type SettlementVerdict,
-  settledRecord,
-  verdictOf,
-} from "./outcome.ts";
-import {
-  closeCollected,
-  closeRefused,
-  confirmPayment,
-  isConfirming,
-  markSending,
-  type OpenPayment,
-  postpone,
-} from "./store.ts";
+import type { SettlementVerdict } from "./outcome.ts";
+import { askedMs, isUnsent, needsLook, outcomeBy, pauseAfter, settledRecord, verdictOf } from "./outcome.ts";
+import type { OpenPayment } from "./store.ts";
+import { closeCollected, closeRefused, confirmPayment, isConfirming, markSending, postpone } from "./store.ts";
 
 /** Nodes are asked until so long after an authorization expires: a minute longer than their blocks need for a proof. */
 const ASKED_SECONDS = PROOF_SECONDS + 60;
@@ -67,7 +52,6 @@ export interface AttemptOptions extends StoreTools {
 
 /**
  * Makes one attempt, and resolves when its outcome is recorded.
- *
  * @param stop aborts the attempt, with its outcome unknown
  * @throws Fault `unavailable` when the attempt was aborted and the store does not take the outcome
  */
@@ -95,8 +79,7 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
     finalInMs: options.look === undefined ? null : MAX.settlementFinalMs,
     amount: expected.amount,
   };
-  // Wait for a store that is away. Settling again instead would be worse: many facilitators answer that they can't collect
-  // a payment which they have collected themselves.
+  // Wait for a store that is away. Settling again would be worse: many facilitators then decline what they have collected.
   const { isPaid, isClosed } = await untilStored(
     () => store.write((tx) => record(tx, open, verdict, next)),
     () => stop.aborted,
@@ -110,10 +93,7 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   if (isPaid) options.paid(open.tenant, open.agent_id);
 }
 
-/**
- * Confirms the transaction of a collected payment, which a reorganisation may have changed. It asks the nodes, or without
- * nodes the facilitator, which repeats its earlier answer.
- */
+/** Confirms a transaction that a reorganisation may change, by the nodes, or by the facilitator, which repeats its answer. */
 async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
   const { network, store, clock, log, client, look } = options;
   const key = { tenant: open.tenant, id: open.invocation_id };
@@ -193,19 +173,16 @@ function authorizationOf({ settle_request }: OpenPayment): Authorization {
 
 const expectedOf = (network: Network, { from, value }: Authorization) => ({ network, payer: from, amount: value });
 
-interface RecordedOutcome {
-  /** The call may be made now, by this write or by one whose answer was lost. Reporting that twice does no harm. */
-  readonly isPaid: boolean;
-  /** Whether this write closed the payment. */
-  readonly isClosed: boolean;
-}
-
+/**
+ * Records the outcome. @returns `isPaid`: the call may be made now, by this write or by one whose answer was lost (reporting
+ *   that twice does no harm); `isClosed`: this write closed the payment
+ */
 async function record(
   tx: Tx,
   open: OpenPayment,
   verdict: SettlementVerdict,
   next: Parameters<typeof postpone>[2] & { readonly finalInMs: number | null; readonly amount: bigint },
-): Promise<RecordedOutcome> {
+) {
   const { now, amount } = next;
   const { tenant, invocation_id: id, attempts } = open;
   const key = { tenant, id };
@@ -224,8 +201,7 @@ async function record(
     if (isClosed) await collectSettlement(tx, key, settled, now, finalInMs === null);
   }
   const call = await invocationByKey(tx, key);
-  // At `repeatable read`, a call that is just being moved to the ended calls is seen in neither table. The write is rolled
-  // back, and tried again.
+  // At `repeatable read`, a call that is just moving to the ended ones is in neither table. The write is repeated.
   if (isClosed && call === null) throw unavailable(new Error("the call of a payment is not visible"));
   return { isPaid: call?.settlement_status === "settled", isClosed };
 }

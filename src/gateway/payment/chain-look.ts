@@ -1,7 +1,6 @@
 // Looks up on the chain what became of a payment that a facilitator leaves open. The result is final, so no node is believed
 // against another. "Not collected" needs all nodes that answer, each by a block of its own after the expiry or by a receipt.
 // "Collected" needs one node, and no node that knows as much may contradict it.
-
 import type { Chain, NodeView } from "../../chain/chain.ts";
 import { useBy } from "../../chain/find-use.ts";
 import type { Receipt } from "../../chain/json-rpc.ts";
@@ -20,11 +19,7 @@ export const PROOF_SECONDS = 60;
 /** A newest block of at most this age counts as current. */
 const FRESH_SECONDS = 30;
 
-/**
- * Null when the chain shows no result yet, or no node answers.
- *
- * @param known the transaction reported to have collected the payment: no search is made while it is on the chain
- */
+/** Null without a result yet or an answering node. @param known the reported transaction: no search while it is on the chain */
 export type ChainLook = (authorization: Authorization, known?: Hex) => Promise<SettleOutcome | null>;
 
 /** @param time never ahead, even after the clock was set forward */
@@ -48,11 +43,7 @@ export function createChainLook({ network, views }: Chain, time: Pick<TimeBounds
   }
 
   /** Judges, by all nodes' receipts, a transaction that is reported to have used or cancelled the authorization. */
-  async function meaningOf(
-    authorization: Authorization,
-    witnesses: readonly Witness[],
-    hash: Hex,
-  ): Promise<SettleOutcome | null> {
+  async function meaningOf(authorization: Authorization, witnesses: readonly Witness[], hash: Hex) {
     const receipts = await Promise.all(witnesses.map((each) => each.receipt(hash).catch(() => null)));
     const paid = receipts.find((receipt) => receipt !== null && isPaidBy(network, authorization, receipt)) ?? null;
     if (paid === null) {
@@ -61,7 +52,7 @@ export function createChainLook({ network, views }: Chain, time: Pick<TimeBounds
     }
     const denials = witnesses.map((each, at) => denies(authorization, each, receipts[at] ?? null, paid));
     if ((await Promise.all(denials)).includes(true)) return null;
-    return { kind: "collected", transaction: hash, fee: null };
+    return { kind: "collected", transaction: hash, fee: null } as const;
   }
 
   /** Whether a node of our chain that is as far as the block of the `paid` receipt contradicts it. */

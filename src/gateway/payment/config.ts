@@ -1,6 +1,4 @@
-// A tenant's settlement configuration, from its routes to the database: which facilitator collects the tenant's payments,
-// and the credential that is sent to it.
-
+// A tenant's settlement configuration, from its routes to the database: the facilitator that collects, and its credential.
 import { type Static, Type } from "@sinclair/typebox";
 import { and, eq, gt, isNotNull, isNull, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
@@ -25,7 +23,6 @@ const byTenant = preparedRow(({ db, tables: { settlementConfigs: t } }) =>
 
 export const findSettlementConfig = (reader: Reader, tenant: string) => byTenant(reader, { tenant });
 
-/** The configuration that settles with a credential. */
 export const configOfCredential: CredentialUses = async (reader, { tenant, credentialId }, after) => {
   const config = await findSettlementConfig(reader, tenant);
   if (config?.facilitator_credential_ref !== credentialId || after !== "") return [];
@@ -46,10 +43,7 @@ const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
     .limit(1);
 });
 
-/**
- * The facilitators to which payments go that are being settled with a credential. Each is found by a look-up of its own, since
- * thousands of payments may go to one.
- */
+/** The facilitators of a credential's open payments, each found by its own look-up: thousands of payments may go to one. */
 export const settlementsOfCredential: CredentialUses = async (reader, { tenant, credentialId: ref }, after, limit) => {
   const found: { readonly id: string; readonly url: string | null }[] = [];
   while (found.length < limit) {
@@ -63,16 +57,12 @@ export const settlementsOfCredential: CredentialUses = async (reader, { tenant, 
 export interface SettlementConfigDeps {
   readonly store: Store;
   readonly clock: Clock;
-  /** Applied to the URLs of facilitators. */
   readonly rules: HostRules;
 }
 
 /** @throws Fault `invalid_request`, naming the field */
-export function patchSettlementConfig(
-  { store, clock, rules }: SettlementConfigDeps,
-  tenant: string,
-  body: SettlementConfigPatch,
-) {
+export function patchSettlementConfig(deps: SettlementConfigDeps, tenant: string, body: SettlementConfigPatch) {
+  const { store, clock, rules } = deps;
   if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
   const ref = body.facilitator_credential_ref;
   if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
@@ -82,9 +72,7 @@ export function patchSettlementConfig(
     if (Object.keys(body).length === 0 && current !== null) return current;
     const next = merged(current, body, tenant, clock.now());
     const held = await holdCredential(tx, tenant, next.facilitator_credential_ref);
-    if (held === null) {
-      throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
-    }
+    if (held === null) throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
     if (!mayGoTo(held, next.facilitator_url)) {
       const field = body.facilitator_url === undefined ? "facilitator_credential_ref" : "facilitator_url";
       throw invalidField(field, NOT_ALLOWED);
@@ -147,12 +135,8 @@ const SettlementConfig = shape("SettlementConfig", {
 });
 
 function shownConfig({ tenant: _tenant, created_at, updated_at, ...row }: SettlementConfigRow): Response {
-  const view: Static<typeof SettlementConfig> = {
-    ...row,
-    created_at: formatDateTime(created_at),
-    updated_at: formatDateTime(updated_at),
-  };
-  return json("ok", view);
+  const times = { created_at: formatDateTime(created_at), updated_at: formatDateTime(updated_at) };
+  return json("ok", { ...row, ...times } satisfies Static<typeof SettlementConfig>);
 }
 
 const EXAMPLE = {
@@ -160,12 +144,8 @@ const EXAMPLE = {
   facilitator_credential_ref: "cred_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
 };
 const written = "2026-11-21T10:00:00.000Z";
-
-const answer = {
-  description: "The configuration.",
-  schema: SettlementConfig,
-  example: { ...EXAMPLE, created_at: written, updated_at: written },
-};
+const example = { ...EXAMPLE, created_at: written, updated_at: written };
+const answer = { description: "The configuration.", schema: SettlementConfig, example };
 
 const get = operation({
   tag: "Settlement",

@@ -1,7 +1,6 @@
 // The client of a tenant's facilitator: sends one settle request with the tenant's credential, and interprets the answer. It
 // never rejects: a failure before the payment was sent is `unsent`, and any later one `unknown`. The facilitator's own
 // messages are not passed on.
-
 import { createPrivateKey, type KeyObject, type X509Certificate } from "node:crypto";
 import { parseCertificates } from "../../core/certificates.ts";
 import type { Span } from "../../core/tracing.ts";
@@ -10,6 +9,7 @@ import { OutboundError } from "../../http/client/exchange.ts";
 import { exchangeJson, type Outbound, type OutboundRequest } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { type StopSignal, unlessAborted, untilFirst } from "../../kernel/wait.ts";
+import type { CredentialHeader } from "../upstream/headers.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
 import type { OpenPayment } from "./store.ts";
 
@@ -18,11 +18,7 @@ export interface FacilitatorClientOptions {
   /** Of the whole attempt, including the reading of the credential. */
   readonly timeoutMs: number;
   /** The credential's current secret, for a request to this URL, and the header that carries it. */
-  openSecret(
-    tenant: string,
-    ref: string,
-    url: string,
-  ): Promise<{ readonly secret: string; header(): { readonly name: string; readonly value: string } | null }>;
+  openSecret(tenant: string, ref: string, url: string): Promise<{ secret: string; header(): CredentialHeader | null }>;
 }
 
 export interface SettleAttempt
@@ -96,18 +92,13 @@ function unanswered(failure: unknown, isSent: boolean): SettleOutcome {
 
 export type FacilitatorClient = ReturnType<typeof createFacilitatorClient>;
 
-// A tenant's client certificate for its facilitator: one PEM bundle with the certificate, its private key and optionally the
-// server's CA. The role of each certificate follows from its content, so their order does not matter. No error message
-// repeats any part of the bundle.
+// A tenant's client certificate for its facilitator: a PEM bundle of the certificate, its private key and optionally
+// the server's CA, told apart by their content, in any order. No error message repeats any part of the bundle.
 
 /** Matches in linear time: each search ends where the next block begins. */
 const KEY = /-----BEGIN ([A-Z0-9 ]{0,50}PRIVATE KEY)-----(?:(?!-----BEGIN)[\s\S])*?-----END \1-----/;
 
-/**
- * The client identity that a secret is; null when it is no PEM bundle.
- *
- * @throws Error when it is a bundle that can't be used
- */
+/** The client identity that a secret is; null when it is no PEM bundle. @throws Error when the bundle can't be used */
 export function clientIdentity(secret: string): ClientIdentity | null {
   const key = KEY.exec(secret)?.[0];
   const certificates = key === undefined ? [] : certificatesIn(secret);

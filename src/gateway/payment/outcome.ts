@@ -38,6 +38,8 @@ export interface Expected {
   readonly amount: bigint;
 }
 
+type AnswerBody = Readonly<Record<string, unknown>>;
+
 const TRANSACTION = /^0x[0-9a-fA-F]{64}$/;
 const DIGITS = /^[0-9]{1,78}$/;
 
@@ -57,13 +59,12 @@ const USED = /already_used|invalid_transaction_state|duplicate/i;
 
 /**
  * The one list of final answers. A failure without a transaction is final. REFUSALS are final unless an earlier attempt may
- * have left a transaction behind (see verdictOf). A reason that reports a pending transfer is never final, whatever the
- * status, nor is a 429 with Retry-After.
+ * have left a transaction behind (see verdictOf). Never final: a reason that names a pending transfer, and a 429 to be retried.
  */
 export function outcomeOf({ status, body, retryAfter, finalAfter }: JsonAnswer, expected: Expected): SettleOutcome {
   const isObject = typeof body === "object" && body !== null;
-  const answer = isObject ? (body as Readonly<Record<string, unknown>>) : {};
-  if (status === 200 && answer["success"] === true) return collected(answer, expected, finality(finalAfter));
+  const answer = isObject ? (body as AnswerBody) : {};
+  if (status === 200 && answer["success"] === true) return collected(answer, expected, finalAfter);
   const { transaction, errorReason } = answer;
   const reason = typeof errorReason === "string" ? errorReason : "";
   if (PENDING.test(reason)) return { kind: "unknown", isSign: true, why: "the facilitator says that it is pending" };
@@ -86,11 +87,7 @@ function finality(seconds: string | undefined): { readonly finalInMs?: number } 
   return { finalInMs: Math.min(Number(seconds) * 1000, PAUSE_MS_MOST) };
 }
 
-function collected(
-  answer: Readonly<Record<string, unknown>>,
-  { network: ours, payer, amount }: Expected,
-  whenFinal: { readonly finalInMs?: number },
-): SettleOutcome {
+function collected(answer: AnswerBody, { network: ours, payer, amount }: Expected, finalAfter?: string): SettleOutcome {
   const { transaction, network, facilitatorFee } = answer;
   if (typeof transaction !== "string" || !TRANSACTION.test(transaction)) {
     return unknown("a success without a transaction hash");
@@ -107,7 +104,7 @@ function collected(
     kind: "collected",
     transaction: transaction.toLowerCase() as Hex,
     fee: fee !== null && fee <= amount ? fee : null,
-    ...whenFinal,
+    ...finality(finalAfter),
   };
 }
 
@@ -131,9 +128,7 @@ export interface SettlementWindow {
 }
 
 /**
- * How long the facilitator has been asked so far about a payment that is in doubt or expired. Downtime of the gateway, and
- * jumps of the clock, count ten minutes at most.
- *
+ * How long the facilitator was asked about a payment in doubt or expired. Downtime and clock jumps count 10 minutes at most.
  * @param now milliseconds, as `updated_at` is
  */
 export function askedMs(
@@ -145,16 +140,11 @@ export function askedMs(
   return asked_ms + Math.min(Math.max(now - updated_at, 0), 600_000);
 }
 
-/**
- * Decides what becomes of a payment after an attempt.
- *
- * @param askedAt when the facilitator was asked, in milliseconds, by a clock that is never ahead
- */
+/** Decides what becomes of a payment after an attempt. @param askedAt milliseconds, by a clock that is never ahead */
 export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, askedAt: number): SettlementVerdict {
   if (outcome.kind === "collected") return { ...outcome, kind: "settled" };
   const { unknown_since, valid_before, sent_at } = window;
-  // An earlier attempt may have left a transaction behind, which can land until the authorization expires by the chain's
-  // time, and that may be behind ours.
+  // A transaction of an earlier attempt can land until the expiry by the chain's time, which may be behind ours.
   const isExpired = askedAt >= valid_before * 1000 + 4_000;
   const isInDoubt = isUnsent(outcome) && outcome.isInDoubt === true;
   if (isUnsent(outcome) && sent_at === null && isExpired && !isInDoubt) return { kind: "refused", reason: "expired" };
@@ -167,15 +157,9 @@ export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, aske
   return isGivenUp ? { kind: "refused", reason: "unknown" } : { kind: "open" };
 }
 
-/**
- * Whether to look at the chain: the answer suggests that the payment landed, or the authorization has expired and the
- * facilitator had received it.
- */
-export function needsLook(
-  outcome: SettleOutcome,
-  { unknown_since, valid_before, asked_ms }: SettlementWindow,
-  askedAt: number,
-): boolean {
+/** Whether to look at the chain: the payment seems to have landed, or expired after the facilitator had received it. */
+export function needsLook(outcome: SettleOutcome, window: SettlementWindow, askedAt: number): boolean {
+  const { unknown_since, valid_before, asked_ms } = window;
   if (outcome.kind === "unknown" && outcome.isSign) return true;
   if (outcome.kind === "collected") return false;
   const isOver = askedAt >= valid_before * 1000;
@@ -187,7 +171,6 @@ export function needsLook(
 /**
  * Combines the facilitator's answer with the result of the look at the chain. A payment that was only ever deferred ends when
  * it expires, unless the chain shows a use. No payment ends while the chain was asked and shows no result.
- *
  * @param onChain null when the chain shows no result yet; undefined when it was not asked
  */
 export function outcomeBy(

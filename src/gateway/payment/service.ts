@@ -1,6 +1,5 @@
 // Payments of calls, as the proxy uses them. The steps of one paid call: `check` at the gate, `paymentRow` and insertPayment in
 // the write that accepts the call, then `settle`, which returns the response headers.
-
 import { isAddress } from "viem";
 import { Fault } from "../../core/fault.ts";
 import type { Meters } from "../../core/meters.ts";
@@ -140,27 +139,16 @@ export function createPayments(deps: PaymentDeps) {
   }
 
   return {
-    /**
-     * @throws PaymentRefused, with a challenge when the call carries no payment; Fault `invalid_request`; `unavailable`
-     *   when too many payments of the tenant are in flight
-     */
+    /** @throws Fault `payment_required`, with a challenge if unpaid; `invalid_request`; `unavailable` with too many in flight */
     check: (call: PricedCall) => check(deps, call),
     /** The row of this payment if any caller used it here before; else null. Nothing is verified. */
     presentedIn: (payment: PaymentTexts) => presentedIn(deps, payment),
     /** The invocation of which this call is a paid repetition, or null. @throws as `check` */
     usedFor: (call: RepeatedCall) => usedFor(deps, call),
-    /**
-     * The payment's row, to be inserted in the same write as the invocation.
-     *
-     * @param callCredentialRef the upstream's credential, which the call will need
-     */
-    paymentRow: (charge: Charge, row: AcceptedRow, callCredentialRef: string | null) =>
-      paymentRowOf(deps, charge, row, callCredentialRef),
-    /**
-     * Settles a recorded payment, if the tenant has a facilitator, and waits for the outcome up to `settleWaitMs`.
-     *
-     * @throws PaymentRefused when the payment was declined
-     */
+    /** The payment's row, for the write that stores the call. @param credentialRef the upstream's, which the call will need */
+    paymentRow: (charge: Charge, row: AcceptedRow, credentialRef: string | null): PaymentRow =>
+      paymentRowOf(deps, charge, row, credentialRef),
+    /** Settles a recorded payment, if there is a facilitator; waits up to `settleWaitMs`. @throws Fault `payment_required` */
     async settle(payment: PaymentRow): Promise<PaidHeaders> {
       if (!isOpen(payment)) return {};
       void settler.attempt(payment);
@@ -172,11 +160,7 @@ export function createPayments(deps: PaymentDeps) {
         throw error;
       }
     },
-    /**
-     * The response headers of an existing invocation, after waiting for its settlement up to `settleWaitMs`.
-     *
-     * @throws PaymentRefused when its payment was declined
-     */
+    /** The response headers of an earlier call, after a wait for its settlement. @throws Fault `payment_required` */
     recall,
     /** Call this in the write that cancels a call: it closes a payment that was not sent yet, so that it never is. */
     cancelled: async (tx: Tx, call: InvocationKey, now: number) => void (await closeIfUnsent(tx, call, now)),
@@ -213,7 +197,7 @@ async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck>
   if (read === null) {
     deps.meters.payment("required");
     const message = "the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE";
-    throw new PaymentRefused(message, challenge(deps.network, wire, message));
+    throw paymentRefused(message, challenge(deps.network, wire, message));
   }
   return paidOrCharged(deps, call, await signedPayment(deps, call, read), wire);
 }
@@ -222,17 +206,12 @@ async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck>
 function refuse({ meters }: PaymentDeps, call: PricedCall, reason: string, message?: string): never {
   meters.payment("refused");
   call.note("payment_problem", reason);
-  throw new PaymentRefused(message ?? "the payment could not be verified");
+  throw paymentRefused(message ?? "the payment could not be verified");
 }
 
 const unixSeconds = (clock: Clock) => Math.floor(clock.now() / 1000);
 
-async function paidOrCharged(
-  deps: PaymentDeps,
-  call: PricedCall,
-  presented: PresentedPayment,
-  wire: WireRequirements,
-): Promise<PaymentCheck> {
+async function paidOrCharged(deps: PaymentDeps, call: PricedCall, presented: PresentedPayment, wire: WireRequirements) {
   const { network, store, meters, settler } = deps;
   // Checked before the validity window, so that a caller who lost our answer can repeat the call with an expired payment.
   const { used, known, body_sha256, digest } = await usesOf(deps, call, presented);
@@ -245,7 +224,8 @@ async function paidOrCharged(
     // Nothing is recorded, so the same payment can be sent again.
     throw new Fault("unavailable", "too many payments are being settled", { retryAfterSeconds: 5 });
   }
-  return { kind: "charge", charge: { network, payment: presented, wire, body_sha256, digest, config } };
+  const charge: Charge = { network, payment: presented, wire, body_sha256, digest, config };
+  return { kind: "charge" as const, charge };
 }
 
 async function usesOf({ network, store }: PaymentDeps, call: RepeatedCall, { authorization }: Payment) {
@@ -270,12 +250,7 @@ function settledHeaders(network: Network, { settlement, payment_payer }: Invocat
   return { [name.toLowerCase()]: value };
 }
 
-function paymentRowOf(
-  { clock, settler }: PaymentDeps,
-  charge: Charge,
-  row: AcceptedRow,
-  call_credential_ref: string | null,
-): PaymentRow {
+function paymentRowOf({ clock, settler }: PaymentDeps, charge: Charge, row: AcceptedRow, credentialRef: string | null) {
   const { network, payment, wire, body_sha256, digest, config } = charge;
   const now = clock.now();
   const { validBefore } = payment.authorization;
@@ -297,7 +272,7 @@ function paymentRowOf(
     sent_at: null,
     unknown_since: null,
     asked_ms: 0,
-    call_credential_ref,
+    call_credential_ref: credentialRef,
     next_attempt_at: config === null ? null : settler.leaseUntil(),
     final_at: null,
     created_at: now,
@@ -318,17 +293,16 @@ const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 /** A payment as presented; one of version 2 names the offer that it answers. */
 type PresentedPayment = Payment & { readonly accepted?: AcceptedTerms };
 
-/** Thrown for a call without a valid payment. Each kind of call renders it to its callers in its own way. */
-export class PaymentRefused extends Fault {
-  /** What has to be paid; null when the call had a payment that is invalid or was declined. */
-  readonly challenge: PaymentChallenge | null;
-  /** Response headers with the outcome of a declined payment. */
-  readonly told: PaidHeaders;
-
-  constructor(message: string, challenge: PaymentChallenge | null = null, told: PaidHeaders = {}) {
-    super("payment_required", message);
-    [this.challenge, this.told] = [challenge, told];
-  }
+/**
+ * The refusal of a call without a valid payment.
+ * @param asked what has to be paid; null when the call had a payment that is invalid or was declined
+ * @param told response headers with the outcome of a declined payment
+ */
+function paymentRefused(message: string, asked: PaymentChallenge | null = null, told: PaidHeaders = {}): Fault {
+  const body = asked?.version1 ?? { error: message };
+  // The challenge goes out in both versions at once.
+  const headers = asked === null ? told : { "payment-required": encodeBase64(asked.version2) };
+  return new Fault("payment_required", message, { answer: { body, headers } });
 }
 
 /** What the caller is told, by the reason of the settlement. Each is true of the one payment: another may have landed. */
@@ -343,7 +317,7 @@ const UNKNOWN =
   "it is unknown whether the payment was collected; look on the chain for the payer and nonce before you pay again";
 
 const notSettled = (reason: string, told: PaidHeaders) =>
-  new PaymentRefused(Object.hasOwn(NOT_SETTLED, reason) ? String(NOT_SETTLED[reason]) : UNKNOWN, null, told);
+  paymentRefused(Object.hasOwn(NOT_SETTLED, reason) ? String(NOT_SETTLED[reason]) : UNKNOWN, null, told);
 
 /** The payment headers of a call, unparsed, by version of the protocol. */
 export interface PaymentTexts {
@@ -351,19 +325,10 @@ export interface PaymentTexts {
   readonly v2: string | null;
 }
 
-/** The payment comes in a header of the request, and a refusal is a 402. */
-export const paidByHeader = {
-  payment(headers: Headers): PaymentTexts | null {
-    const [v1, v2] = [headers.get("x-payment"), headers.get("payment-signature")];
-    return v1 === null && v2 === null ? null : { v1, v2 };
-  },
-  /** The challenge goes out in both versions at once. */
-  refused({ message, challenge, told }: PaymentRefused): Fault {
-    const shown = challenge?.version1 ?? { error: message };
-    const headers = challenge === null ? told : { "payment-required": encodeBase64(challenge.version2) };
-    return new Fault("payment_required", message, { answer: { body: shown, headers } });
-  },
-};
+export function paymentTexts(headers: Headers): PaymentTexts | null {
+  const [v1, v2] = [headers.get("x-payment"), headers.get("payment-signature")];
+  return v1 === null && v2 === null ? null : { v1, v2 };
+}
 
 /** @throws Fault `invalid_request` when the call has payments of both versions */
 function readPayment(network: Network, { v1, v2 }: PaymentTexts): Parsed<PresentedPayment> {
@@ -372,7 +337,7 @@ function readPayment(network: Network, { v1, v2 }: PaymentTexts): Parsed<Present
   throw new Fault("invalid_request", "X-PAYMENT: can't be sent together with PAYMENT-SIGNATURE");
 }
 
-/** The payment with its signature verified and in canonical form. @throws PaymentRefused */
+/** The payment with its signature verified and in canonical form. @throws Fault `payment_required` */
 async function signedPayment(deps: PaymentDeps, call: PricedCall, read: Parsed<PresentedPayment>) {
   if (!read.ok) return refuse(deps, call, read.reason, "the payment could not be read");
   const signature = canonicalSignature(read.value.signature);
@@ -383,11 +348,8 @@ async function signedPayment(deps: PaymentDeps, call: PricedCall, read: Parsed<P
 }
 
 /** Why the payment does not meet the requirements; null when it does. */
-function paymentProblem(
-  { network, clock, guard }: PaymentDeps,
-  { accepted, ...payment }: PresentedPayment,
-  wire: WireRequirements,
-): string | null {
+function paymentProblem({ network, clock, guard }: PaymentDeps, presented: PresentedPayment, wire: WireRequirements) {
+  const { accepted, ...payment } = presented;
   const now = unixSeconds(clock);
   if (accepted !== undefined && !acceptedMatches(accepted, wire)) return "answers_another_offer";
   const { validBefore } = payment.authorization;

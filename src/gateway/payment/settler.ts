@@ -1,7 +1,6 @@
 // Schedules the attempts to settle recorded payments: one before the call is answered, then retries in the background until
 // the outcome is certain. The database holds the open payments, and each attempt leases its payment, so that after a crash
 // it is retried, here or on another replica. attempt.ts makes one attempt.
-
 import { MAX } from "../../kernel/limits.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
@@ -70,14 +69,11 @@ export function createSettler(options: SettlerOptions) {
     }
   }
 
-  async function pollOnce(): Promise<number | false> {
-    try {
-      return await retryDue();
-    } catch (error) {
+  const pollOnce = () =>
+    retryDue().catch((error): false => {
       log.warn("open_settlements_not_read", { error });
       return false;
-    }
-  }
+    });
 
   return {
     /** Aborted when callers must stop waiting for attempts in flight. */
@@ -138,9 +134,9 @@ async function postponeRestored({ store, clock, guard }: SettlerOptions, seen: O
 
 interface DueSearch {
   readonly limits: ReturnType<typeof createSettlementLimits>;
-  readonly retry: (seen: OpenPayment) => Promise<void>;
-  readonly isOver: () => boolean;
-  readonly leaseUntil: () => number;
+  retry(seen: OpenPayment): Promise<void>;
+  isOver(): boolean;
+  leaseUntil(): number;
 }
 
 /** Finds due payments, round-robin: tenant by tenant, and those of a tenant facilitator by facilitator. */

@@ -84,12 +84,10 @@ async function* around<T>(last: string, next: (after: string) => Promise<T | nul
 }
 
 /** Each tenant with an open payment, from the one after `last` on. */
-export const tenantsWithOpen = (reader: Reader, last: string) =>
-  around(
-    last,
-    (tenant) => nextTenant(reader, { tenant }),
-    ({ tenant }) => tenant,
-  );
+export function tenantsWithOpen(reader: Reader, last: string) {
+  const next = (tenant: string) => nextTenant(reader, { tenant });
+  return around(last, next, ({ tenant }) => tenant);
+}
 
 /**
  * The facilitators of a tenant's open payments from the one after `last` on, each with the time at which its first payment is
@@ -145,11 +143,7 @@ export async function lease(tx: Tx, seen: OpenPayment, now: number, until: numbe
   return row !== undefined && isOpen(row) ? row : null;
 }
 
-/**
- * Schedules the next attempt after one without a certain outcome.
- *
- * @returns false when the outcome is known by now, or another replica has leased the payment since
- */
+/** Schedules the next attempt. @returns false when the outcome is known by now, or another replica has the lease */
 export async function postpone(
   tx: Tx,
   open: OpenPayment,
@@ -166,11 +160,7 @@ export async function postpone(
   });
 }
 
-/**
- * Records that the payment was collected. False when its outcome was known before.
- *
- * @param finalInMs null when no confirmation follows; then the signed request is deleted
- */
+/** Records that the payment was collected; false if its outcome was known. @param finalInMs null for no confirmation */
 export async function closeCollected(tx: Tx, open: OpenPayment, now: number, finalInMs: number | null) {
   const left = finalInMs === null ? closedFields(now) : { next_attempt_at: now + finalInMs, updated_at: now };
   return updateUndecided(tx, isSamePayment(tx.tables, open), { ...left, final_at: now + (finalInMs ?? 0) });
@@ -179,26 +169,30 @@ export async function closeCollected(tx: Tx, open: OpenPayment, now: number, fin
 /** Whether the payment has been collected, and awaits the confirmation that makes this final. */
 export const isConfirming = ({ final_at }: PaymentRow): boolean => final_at !== null;
 
-/**
- * Closes a collected payment as final, or schedules another confirmation at `again`. False when another replica has leased
- * or closed it since.
- */
+/** Closes a collected payment as final, or confirms it `again`. False if another replica leased or closed it since. */
 export function confirmPayment(tx: Tx, open: OpenPayment, now: number, again: number | null = null): Promise<boolean> {
   const changes = again === null ? closedFields(now) : { next_attempt_at: again, updated_at: now };
   return updateOpen(tx, isOwnAttempt(tx, open), changes);
 }
 
 /** The tenant's collected payments of ended calls whose receipts wait until the payment is final. */
-export async function confirmingOf(
-  reader: Reader,
-  tenant: string,
-  id: string | null,
-  limit: number,
-): Promise<OpenPayment[]> {
+export async function confirmingOf(reader: Reader, tenant: string, id: string | null, limit: number) {
+  const { payments: t, endedInvocations: i } = reader.tables;
+  /** A page of those that await their confirmation, each with the outbox of its call, if that has ended. */
+  async function pageAfter(after: string) {
+    const isNext = and(gt(t.invocation_id, after), id === null ? undefined : eq(t.invocation_id, id));
+    return reader.db
+      .select({ payment: t, outbox: i.outbox })
+      .from(t)
+      .leftJoin(i, isOfCall(t, i))
+      .where(and(eq(t.tenant, tenant), isNext, isNotNull(t.next_attempt_at), isNotNull(t.final_at)))
+      .orderBy(t.invocation_id)
+      .limit(limit);
+  }
   const found: OpenPayment[] = [];
   for (let after = ""; ; ) {
     const from = after;
-    const page = await inStoreTurns(tenant, () => confirmingAfter(reader, tenant, id, from, limit));
+    const page = await inStoreTurns(tenant, () => pageAfter(from));
     const waiting = page.filter(({ outbox }) => ` ${outbox} `.includes(" receipt "));
     found.push(...waiting.map(({ payment }) => payment).filter(isOpen));
     if (page.length < limit || found.length >= limit) return found.slice(0, limit);
@@ -206,32 +200,12 @@ export async function confirmingOf(
   }
 }
 
-/** A page of the tenant's payments that await their confirmation, each with the outbox of its call, if that has ended. */
-async function confirmingAfter(
-  { db, tables: { payments: t, endedInvocations: i } }: Reader,
-  tenant: string,
-  id: string | null,
-  after: string,
-  limit: number,
-) {
-  const isNext = and(gt(t.invocation_id, after), id === null ? undefined : eq(t.invocation_id, id));
-  return db
-    .select({ payment: t, outbox: i.outbox })
-    .from(t)
-    .leftJoin(i, isOfCall(t, i))
-    .where(and(eq(t.tenant, tenant), isNext, isNotNull(t.next_attempt_at), isNotNull(t.final_at)))
-    .orderBy(t.invocation_id)
-    .limit(limit);
-}
-
 /** Closes a payment as refused. False if it is closed, or leased by another replica, whose attempt may still collect it. */
 export async function closeRefused(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
   return updateUndecided(tx, isOwnAttempt(tx, open), closedFields(now));
 }
 
-function closedFields(now: number) {
-  return { settle_request: null, next_attempt_at: null, updated_at: now };
-}
+const closedFields = (now: number) => ({ settle_request: null, next_attempt_at: null, updated_at: now });
 
 function isOwnAttempt({ tables }: Tx, open: OpenPayment) {
   return and(isSamePayment(tables, open), eq(tables.payments.attempts, open.attempts));
@@ -244,10 +218,7 @@ function isSamePayment({ payments: t }: Tables, open: OpenPayment) {
   return and(isKey, eq(t.tenant, tenant), eq(t.invocation_id, invocation_id));
 }
 
-/**
- * Records that the payment is sent from now on. False when it must not be: another replica has leased it, or its call has
- * ended before anything was sent.
- */
+/** Records that the payment is sent from now on. False if it was leased elsewhere, or if its call ended before any sending. */
 export async function markSending(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
   const { payments: t, openInvocations: i } = tx.tables;
   const pendingCall = tx.db
@@ -261,13 +232,9 @@ export async function markSending(tx: Tx, open: OpenPayment, now: number): Promi
 // An update finds its payment by the key. On the bare column, these two conditions would let the planner use a partial index of
 // open payments, which looks as good until the table is analysed: one update then reads every open payment of the tenant.
 
-function isDueAt({ tables: { payments: t } }: Tx, time: number): SQL {
-  return sql`coalesce(${t.next_attempt_at}, 0) = ${time}`;
-}
+const isDueAt = ({ tables: { payments: t } }: Tx, time: number) => sql`coalesce(${t.next_attempt_at}, 0) = ${time}`;
 
-function isOpenStill({ tables: { payments: t } }: Tx): SQL {
-  return sql`coalesce(${t.next_attempt_at}, 0) <> 0`;
-}
+const isOpenStill = ({ tables: { payments: t } }: Tx): SQL => sql`coalesce(${t.next_attempt_at}, 0) <> 0`;
 
 type PaymentChanges = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
 
@@ -301,10 +268,7 @@ export async function makeDue(store: Store, now: number, after: number, at?: AtF
   });
 }
 
-/**
- * Closes the payment of a call that ended before the payment was sent, so that it never is. Call this in the write that ends
- * the call, or later. False when the payment may have been sent: then it stays open.
- */
+/** Closes the unsent payment of a call that ends, in that write or later, so it is never sent. False if it may have been. */
 export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Promise<boolean> {
   const { payments: t } = tx.tables;
   const [closed] = await tx.db

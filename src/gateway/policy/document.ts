@@ -1,6 +1,5 @@
 // The policy document on the wire and in the store: its schema, and the checks of its texts. A stored document is validated
 // again when it is read, so that a newer program's document, or a damaged one, is never taken for a policy with fewer rules.
-
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
@@ -95,11 +94,7 @@ export const Policy = shape("Policy", {
 /** The fixed part of the work for an entry or a rule: the checks of the schema, and building the field's name. */
 const ENTRY_WORK = 200;
 
-/**
- * Checks the texts of the rules, which the schema does not.
- * @param prefix of field names, for a document that is part of another body
- * @throws Fault `invalid_request`
- */
+/** Checks the rules' texts, which the schema does not. @param prefix of field names @throws Fault `invalid_request` */
 export function checkRules(rules: readonly Rule[], tenant: string, prefix = ""): Promise<void> {
   return eachInTurns(rules, tenant, (rule, index) => {
     const field = `${prefix}rules.${index}.match`;

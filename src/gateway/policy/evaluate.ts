@@ -1,7 +1,6 @@
 // Evaluates a policy for a call: the first matching rule decides, else the default. A document is compiled once per version,
 // in turns, since its tenant chooses its size. After that a call costs the same however long the lists are: an index finds
 // the rules that name an agent or a tool, and sets of rules are bitsets. Pure.
-
 import type { PolicyAction, Protocol } from "../../core/states.ts";
 import { eachInTurns } from "../../kernel/turns.ts";
 import { type PolicyReplace, type Rule, workOf } from "./document.ts";
@@ -44,10 +43,7 @@ export interface CompiledPolicy {
   readonly usesRate: boolean;
 }
 
-export async function compile(
-  document: Pick<PolicyReplace, "default" | "rules">,
-  tenant: string,
-): Promise<CompiledPolicy> {
+export async function compile(document: Pick<PolicyReplace, "default" | "rules">, tenant: string) {
   const withDefault: readonly Rule[] = [...document.rules, { action: document.default, match: {} }];
   const [agents, tools] = [indexNames(withDefault.length), indexNames(withDefault.length)];
   await eachInTurns(withDefault, tenant, (rule, at) => {
@@ -61,7 +57,8 @@ export async function compile(
     const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = ANY_RATE } = match;
     return { verdict: { action, matched_rule, reason }, bytes_min, rate_above };
   });
-  return { rules, agents, tools, usesRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE) };
+  const usesRate = rules.some(({ rate_above }) => rate_above !== ANY_RATE);
+  return { rules, agents, tools, usesRate } satisfies CompiledPolicy;
 }
 
 /** Whether any rule that applies to the agent has a rate threshold. */
@@ -69,7 +66,6 @@ export function asksForRate({ rules, agents, usesRate }: CompiledPolicy, agentId
   return usesRate && firstOf(rules, agents.rulesOf(agentId), ({ rate_above }) => rate_above !== ANY_RATE) !== undefined;
 }
 
-/** The first rule of the set that passes the test. */
 function firstOf(rules: CompiledPolicy["rules"], set: RuleSet, test: (rule: CompiledRule) => boolean) {
   for (let at = nextRule(set, 0); at !== -1; at = nextRule(set, at + 1)) {
     const rule = rules[at];
@@ -91,11 +87,9 @@ export function evaluate({ rules, agents, tools }: CompiledPolicy, call: Evaluat
 }
 
 /**
- * Whether every call of a tool of an mcp agent is denied, whatever its size and rate.
- *
- * A rule's thresholds match all calls at or above a smallest one. So a rule decides some call exactly when it decides its
- * smallest one, that is, when no earlier rule matches that call. Only earlier deny rules need the check: any other rule that
- * decides a call ends the search.
+ * Whether every call of a tool of an mcp agent is denied, whatever its size and rate. A rule's thresholds match all
+ * calls at or above a smallest one, so it decides some call exactly when no earlier rule matches its smallest one. Only
+ * earlier deny rules need the check: any other rule that decides a call ends the search.
  */
 export function toolsDeniedToAll({ rules, agents, tools }: CompiledPolicy, agentId: string): (tool: string) => boolean {
   const ofAgent = agents.rulesOf(agentId);
@@ -119,9 +113,7 @@ export function toolsDeniedToAll({ rules, agents, tools }: CompiledPolicy, agent
 /** A bitset of one policy's rules, by position from 0, so that 32 rules are handled per operation. */
 export type RuleSet = Uint32Array;
 
-export function createRuleSet(rules: number): RuleSet {
-  return new Uint32Array(Math.ceil(rules / 32));
-}
+export const createRuleSet = (rules: number): RuleSet => new Uint32Array(Math.ceil(rules / 32));
 
 export function addRule(set: RuleSet, rule: number): void {
   set[rule >>> 5] = (set[rule >>> 5] ?? 0) | (1 << (rule & 31));

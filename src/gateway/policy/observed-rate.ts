@@ -4,7 +4,6 @@
 //
 // Each replica counts its local calls in memory. Once a rule has a rate threshold, the replicas count the caller together, in
 // rows of the database, and each adds the calls that it counted in memory before.
-
 import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";

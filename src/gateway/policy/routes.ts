@@ -1,5 +1,4 @@
 // The HTTP routes of the policy, and their bodies other than the policy document itself (document.ts).
-
 import { type Static, Type } from "@sinclair/typebox";
 import { idTime } from "../../core/id.ts";
 import { PROTOCOLS } from "../../core/states.ts";
@@ -83,6 +82,14 @@ const DOCUMENT = {
 };
 const VERSION = { version: 3, updated_at: "2026-11-21T10:00:00.000Z" };
 const VERDICT = { action: "deny", matched_rule: 1, reason: "rule 1: deny" };
+const DECISION = {
+  id: "pdec_019aa4d9-1f00-7c3e-8a51-6f2d3c4b5a69",
+  agent_id: AGENT_ID,
+  protocol: "mcp",
+  mcp_tool: "delete_file",
+  ...VERDICT,
+  created_at: "2026-11-21T10:07:12.000Z",
+};
 
 const get = operation({
   tag: "Policy",
@@ -111,19 +118,7 @@ const decisions = operation({
   response: {
     description: "The newest decisions.",
     schema: PolicyDecisions,
-    example: {
-      data: [
-        {
-          id: "pdec_019aa4d9-1f00-7c3e-8a51-6f2d3c4b5a69",
-          agent_id: AGENT_ID,
-          protocol: "mcp",
-          mcp_tool: "delete_file",
-          ...VERDICT,
-          created_at: "2026-11-21T10:07:12.000Z",
-        },
-      ],
-      limit: PAGE_LIMIT_DEFAULT,
-    },
+    example: { data: [DECISION], limit: PAGE_LIMIT_DEFAULT },
   },
   errors: ["invalid_request"],
 });

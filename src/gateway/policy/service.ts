@@ -1,7 +1,6 @@
 // A tenant's policy: it is replaced as a whole, and judges each call that has passed the earlier checks. When the policy can't
 // be read or evaluated, on_error decides: that of the stored document, else that of the last one read here. A replica that
 // has never read the policy does not know whether there is one, so it refuses every call (503).
-
 import { eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
@@ -15,27 +14,13 @@ import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import { inTurn } from "../../kernel/turns.ts";
 import { askTogether, within } from "../../storage/failures.ts";
-import {
-  type Command,
-  foundBy,
-  GIVEN_KEY,
-  inputRows,
-  preparedRow,
-  type StoreTools,
-  type Tx,
-} from "../../storage/store.ts";
+import type { Command, StoreTools, Tx } from "../../storage/store.ts";
+import { foundBy, GIVEN_KEY, inputRows, preparedRow } from "../../storage/store.ts";
 import { findAgent } from "../agents/store.ts";
 import { createDecisionLog, type DecisionRow, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace, parseRules, type Rule } from "./document.ts";
-import {
-  asksForRate,
-  type CompiledPolicy,
-  compile,
-  type EvaluatedCall,
-  evaluate,
-  type PolicyVerdict,
-  toolsDeniedToAll,
-} from "./evaluate.ts";
+import type { CompiledPolicy, EvaluatedCall, PolicyVerdict } from "./evaluate.ts";
+import { asksForRate, compile, evaluate, toolsDeniedToAll } from "./evaluate.ts";
 import { type CallingUser, createObservedRates, type ObservedRates } from "./observed-rate.ts";
 
 /** Rules up to this length are returned without waiting for a turn. */
@@ -55,7 +40,6 @@ export interface PolicyCall extends Omit<EvaluatedCall, "rate" | "mcp_tool"> {
   readonly tools: readonly (string | null)[];
 }
 
-/** A call to be judged without counting or recording. */
 interface DryRun extends Omit<EvaluatedCall, "protocol"> {
   /** The document to judge by; null: the tenant's policy. */
   readonly document: PolicyReplace | null;
@@ -121,8 +105,7 @@ function createDecider({ log, clock }: PolicyDeps, rates: ObservedRates, cache: 
     },
 
     /**
-     * A decision for each message of a call, to be recorded; none when the tenant has no policy. When the call can't be
-     * counted, on_error decides.
+     * A decision for each message, to be recorded; none without a policy. If counting fails, on_error decides.
      * @throws Fault `unavailable` when the policy is unknown, or a denial by on_error could not be recorded in time
      */
     async decide(call: PolicyCall): Promise<DecisionRow[]> {
@@ -343,8 +326,7 @@ export function createPolicyCache({
       const last = entries.get(tenant)?.policy ?? null;
       try {
         const entry = askTogether(reads.join(tenant, tenant));
-        // A call waits 750 ms for its policy if on_error can decide instead. An answer is due within 10 s, and the store may
-        // need 9 s of those for the call itself.
+        // A call waits 750 ms if on_error can decide: of 10 s for the answer, the store may need 9 for the call.
         return (await (last === null ? entry : within(750, entry))).policy;
       } catch (cause) {
         const before = entries.get(tenant)?.policy ?? last;

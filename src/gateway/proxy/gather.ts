@@ -1,7 +1,6 @@
 // Gathers the facts that the order of checks (judge.ts) asks for, one by one, until the call is refused or passes. The agent
 // is read again after each wait, so that a call is judged by its agent's latest state. A paid call that was accepted but not
 // made yet is admitted when its caller retries it, even if the agent or the policy has changed since.
-
 import { and, eq } from "drizzle-orm";
 import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
@@ -16,7 +15,7 @@ import { findInvocation } from "../invocations/history.ts";
 import { findByIdempotencyKey, findKey, type Idempotency } from "../invocations/idempotency.ts";
 import type { LostCommits } from "../invocations/lost-commits.ts";
 import type { InvocationRow } from "../invocations/service.ts";
-import { PaymentRefused, type Payments, type PaymentTexts, type PricedCall } from "../payment/service.ts";
+import { type Payments, type PricedCall, paymentTexts } from "../payment/service.ts";
 import type { DecisionRow } from "../policy/decisions.ts";
 import type { PolicyCall, PolicyService } from "../policy/service.ts";
 import { idempotencyKey, serviceModel } from "../upstream/headers.ts";
@@ -55,9 +54,6 @@ export interface CallKind<P extends ParsedRequest> {
   parse(agent: InvocableAgent, body: CallBody, call: ProxyCall): Promise<P>;
   /** Parses the body of a call that was accepted before. Such a call is not judged again, so no body is refused. */
   parseAny(body: CallBody, call: ProxyCall): Promise<P>;
-  /** The call's payment headers; null when it has none. */
-  payment(headers: Headers): PaymentTexts | null;
-  refused(refusal: PaymentRefused): Fault;
 }
 
 export interface CheckedCall<P extends ParsedRequest> {
@@ -85,13 +81,9 @@ interface Gathering {
 const AGENT_CHANGES_MAX = 5;
 
 /** @throws Fault of every kind that the order of checks names; `unavailable` when the agent keeps changing */
-export async function gatherCall<P extends ParsedRequest>(
-  options: CallOptions,
-  call: ProxyCall,
-  kind: CallKind<P>,
-): Promise<CheckedCall<P>> {
+export async function gatherCall<P extends ParsedRequest>(options: CallOptions, call: ProxyCall, kind: CallKind<P>) {
   const { caller, agentId, headers } = call;
-  const known = new KnownCall<P>(agentId, headers, options.pseudonym, kind.payment(headers));
+  const known = new KnownCall<P>(agentId, headers, options.pseudonym, paymentTexts(headers));
   const gathering: Gathering = { options, call, kind, known: known as KnownCall, idempotency: null, keepAlive: null };
   let changes = 0;
   try {
@@ -211,11 +203,7 @@ function policyCall({ caller }: ProxyCall, known: KnownCall): PolicyCall {
 
 // Calls that were accepted before. A caller repeats such a call by its idempotency key or its payment.
 
-const ownerOf = ({ caller, agentId }: ProxyCall) => ({
-  tenant: caller.tenant,
-  caller: caller.user,
-  agent_id: agentId,
-});
+const ownerOf = ({ caller: { tenant, user }, agentId }: ProxyCall) => ({ tenant, caller: user, agent_id: agentId });
 
 const timesOf = ({ time }: CallOptions) => ({ asked_at: time.earliest(), latest: time.latest() });
 
@@ -287,20 +275,11 @@ async function checkedPayment({ options, call, kind, known }: Gathering): Promis
   const called = { tenant, caller: user, agent_id: agent.id, host: headers.get("host") ?? "", path, price, body };
   const priced: PricedCall = { ...called, payment: known.presentedPayment, note };
   for (;;) {
-    const checked = await shownBy(kind, options.payments.check(priced));
+    const checked = await options.payments.check(priced);
     if (checked.kind === "charge") return { charge: checked.charge, priced };
     if (checked.kind === "free") return null;
     known.earlierId = await unlessRefused(options, tenant, checked.invocation_id);
     if (known.earlierId !== null) return undefined;
-  }
-}
-
-/** Waits for work on a payment and reports its refusal in the form of this kind of call. @throws Fault */
-export async function shownBy<T>({ refused }: Pick<CallKind<ParsedRequest>, "refused">, work: Promise<T>): Promise<T> {
-  try {
-    return await work;
-  } catch (error) {
-    throw error instanceof PaymentRefused ? refused(error) : error;
   }
 }
 

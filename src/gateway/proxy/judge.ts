@@ -2,7 +2,6 @@
 // body → idempotency → policy → payment. `judge` is pure: it names the next fact that it needs, gather.ts fetches that fact
 // and asks again, until the call is refused or passes. Fetching a fact may itself refuse the call: a body that is too large, a
 // malformed JSON-RPC message, an invalid payment.
-
 import { Fault, noSuch } from "../../core/fault.ts";
 import { agentStatus, type Protocol } from "../../core/states.ts";
 import { viaProblem } from "../../core/via.ts";

@@ -8,12 +8,8 @@ import { type Network, X402_VERSION } from "../../x402/network.ts";
 import { paymentChallenge } from "../../x402/schemas.ts";
 import { EXAMPLE_POLL, INVOCATION_ID, PollView } from "../invocations/routes.ts";
 
-const WAIT = {
-  Prefer: {
-    description: "`wait=N` (RFC 7240) holds the answer until the call has ended, at most 60 seconds.",
-    example: "wait=10",
-  },
-};
+const UNTIL_ENDED = "`wait=N` (RFC 7240) holds the answer until the call has ended, at most 60 seconds.";
+const WAIT = { Prefer: { description: UNTIL_ENDED, example: "wait=10" } };
 
 const AGENT_ID = { id: idParameter("agt", "The agent's ID.") };
 const KEY = Type.String({ minLength: 1, maxLength: MAX.idempotencyKeyCharacters, pattern: "^[\\x21-\\x7e]+$" });
@@ -60,6 +56,8 @@ const CALL_ERRORS = [
   "denied",
   "payment_required",
 ] as const;
+
+const UPSTREAM_ERRORS = ["bad_gateway", "gateway_timeout"] as const;
 
 const CALL_ANSWERS = {
   invalid_request: { example: "X-PAYMENT: can't be sent together with PAYMENT-SIGNATURE" },
@@ -176,11 +174,7 @@ export const streamCall = (network: Network) =>
       schema: BODY.schema,
       examples: {
         plain: { hello: "world" },
-        "an event stream": event({
-          jsonrpc: "2.0",
-          id: 1,
-          result: { content: [{ type: "text", text: "5" }] },
-        }),
+        "an event stream": event({ jsonrpc: "2.0", id: 1, result: { content: [{ type: "text", text: "5" }] } }),
       },
       headers: {
         ...INVOCATION,
@@ -197,10 +191,10 @@ export const streamCall = (network: Network) =>
         headers: INVOCATION,
       },
     },
-    errors: [...CALL_ERRORS, "bad_gateway", "gateway_timeout"],
+    errors: [...CALL_ERRORS, ...UPSTREAM_ERRORS],
   });
 
-const connection = (summary: string, description: string, answer: Pick<ResponseDoc, "mediaType" | "example">) =>
+const connection = (summary: string, description: string, answer: Pick<ResponseDoc, "mediaType" | "example"> = {}) =>
   operation({
     tag: "Proxy",
     summary,
@@ -208,26 +202,12 @@ const connection = (summary: string, description: string, answer: Pick<ResponseD
     path: AGENT_ID,
     headers: SESSION,
     response: { description: "The upstream's response.", ...answer },
-    errors: [
-      "not_found",
-      "method_not_allowed",
-      "agent_not_invocable",
-      "rate_limited",
-      "bad_gateway",
-      "gateway_timeout",
-    ],
+    errors: ["not_found", "method_not_allowed", "agent_not_invocable", "rate_limited", ...UPSTREAM_ERRORS],
   });
 
 export const listen = connection(
   "Listen to an agent",
   "The event stream of a session at an mcp agent. `Last-Event-ID` is passed on, and needs a session (404). The stream stays open, so it can't be tried on this page.",
-  {
-    mediaType: "text/event-stream",
-    example: event({ jsonrpc: "2.0", method: "notifications/tools/list_changed" }),
-  },
+  { mediaType: "text/event-stream", example: event({ jsonrpc: "2.0", method: "notifications/tools/list_changed" }) },
 );
-export const endSession = connection(
-  "End an agent session",
-  "Ends the session at an mcp agent that the header names.",
-  {},
-);
+export const endSession = connection("End an agent session", "Ends the session at an mcp agent that the header names.");

@@ -43,8 +43,7 @@ export function acceptedOf(
 /**
  * Stores a checked call with its payment.
  * @param claim is made in the same write; null leaves the call pending
- * @throws Fault `conflict` when its idempotency key was used with another body; `payment_required` when its payment was
- *   used for another call meanwhile
+ * @throws Fault `conflict` for a key that had another body; `payment_required` for a payment used meanwhile
  */
 export async function record(
   options: CallOptions,
@@ -54,17 +53,14 @@ export async function record(
 ): Promise<StoredCall> {
   const { row, call } = accepted;
   const payment = charged === null ? null : options.payments.paymentRow(charged.charge, row, call.credential_ref);
-  const storePayment =
-    payment === null
-      ? null
-      : async (tx: Tx) => {
-          await requireCredential(tx, row.tenant, call);
-          await insertPayment(tx, payment);
-        };
+  const storing = (paid: PaymentRow) => async (tx: Tx) => {
+    await requireCredential(tx, row.tenant, call);
+    await insertPayment(tx, paid);
+  };
   for (let tries = 1; ; tries++) {
     let id: string;
     try {
-      id = await accept(options.store, accepted, claim, storePayment);
+      id = await accept(options.store, accepted, claim, payment && storing(payment));
     } catch (error) {
       const unsure = { tenant: row.tenant, id: row.id, claim: claim?.token ?? null };
       id = await idDespite(error, options, unsure, charged?.priced ?? null);
@@ -96,19 +92,14 @@ async function idDespite(
 
 /**
  * Locks the credential of a paid call until the write ends; a credential that a stored call needs can't be deleted.
- * @throws Fault `unavailable` when the credential has been deleted since the agent was read; `agent_not_invocable` when
- *   its `allowed_hosts` leave out the agent's host
+ * @throws Fault `unavailable` when it was deleted; `agent_not_invocable` when its `allowed_hosts` omit the host
  */
-async function requireCredential(
-  tx: Tx,
-  tenant: string,
-  { credential_ref, url }: Pick<Call, "credential_ref" | "url">,
-): Promise<void> {
+async function requireCredential(tx: Tx, tenant: string, { credential_ref, url }: Call): Promise<void> {
   if (credential_ref === null) return;
   const held = await holdCredential(tx, tenant, credential_ref);
   if (held === null) throw agentIsChanging();
-  if (!mayGoTo(held, url))
-    throw new Fault("agent_not_invocable", "the credential's allowed_hosts omit the agent's host");
+  if (mayGoTo(held, url)) return;
+  throw new Fault("agent_not_invocable", "the credential's allowed_hosts omit the agent's host");
 }
 
 function newRow(

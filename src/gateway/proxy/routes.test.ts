@@ -82,7 +82,7 @@ async function call(
       agents: { cached: () => undefined, find: findAgent },
       rates: { takeNow: () => null, take: async () => null },
       pseudonym: "tollgate-1",
-      queue: { reserve: () => null, offer: (_tenant, _agentId, id) => void offered.push(id) },
+      queue: { reserve: () => null, offer: (_tenant, _agentId, id = "") => void offered.push(id) },
       stop() {},
       ...changed,
     }),

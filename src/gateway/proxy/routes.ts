@@ -1,7 +1,6 @@
 // The routes of the transactional path. A call that has passed the checks is recorded, its payment is settled and it is
 // queued for the executor, all before the 202; after that its caller polls or cancels it. A call whose payment is declined
 // leaves an invocation behind, because a call is recorded before money can move.
-
 import { Fault, noSuch } from "../../core/fault.ts";
 import { isId } from "../../core/id.ts";
 import { isEnded } from "../../core/states.ts";
@@ -14,49 +13,29 @@ import { type CallBody, hashOf, judged } from "../../wire/body.ts";
 import { RPC_REQUEST } from "../../wire/jsonrpc.ts";
 import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
+import type { Scheduler } from "../executor/scheduler.ts";
 import { type CompletionWaiters, findInvocation } from "../invocations/history.ts";
 import { pollAnswer } from "../invocations/routes.ts";
-import {
-  type AcceptedCall,
-  type AcceptingClaim,
-  abandon,
-  type InvocationKey,
-  type InvocationRow,
-} from "../invocations/service.ts";
-import { type PaidHeaders, paidByHeader } from "../payment/service.ts";
+import { abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
+import type { PaidHeaders } from "../payment/service.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
-import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
+import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { acceptedOf, otherPathFault, record } from "./record.ts";
-
-/** A slot for a call that is about to be stored, with the claim to store. Either `run` or `giveBack` must follow. */
-export interface ReservedSlot {
-  readonly claim: AcceptingClaim;
-  run(accepted: AcceptedCall): void;
-  /** Frees the slot when the call was not stored, or when that is unknown. */
-  giveBack(): void;
-}
 
 export interface ProxyRoutesOptions extends CallOptions {
   readonly network: Network;
   readonly completionWaiters: CompletionWaiters;
   readonly admitting: Pick<InFlight, "enter">;
-  readonly queue: {
-    /** A slot for a call that can start as soon as it is stored; null when the call has to wait in the queue. */
-    reserve(accepted: AcceptedCall): ReservedSlot | null;
-    /** Queues an accepted call that has no slot. Called once the call is durable. */
-    offer(tenant: string, agentId: string, id: string): void;
-  };
+  readonly queue: Pick<Scheduler, "reserve" | "offer">;
   stop(id: string): void;
 }
 
 const hasEnded = () => new Fault("conflict", "the invocation has already ended");
 
 /**
- * Cancels the call and returns it as it has ended. The write itself reads the call: if a later read failed, a cancelled call
- * would be reported as not cancelled.
- *
+ * Cancels a call, and reads it in the same write: if a later read failed, it would be reported as not cancelled.
  * @throws Fault `conflict` when the call had ended before
  */
 function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: InvocationKey): Promise<InvocationRow> {
@@ -86,7 +65,6 @@ class BodyHold {
 }
 
 const POLLED: CallKind<ParsedRequest> = {
-  ...paidByHeader,
   suffix: "",
   plain: PLAIN,
   parse,
@@ -122,8 +100,7 @@ async function admitCall(options: ProxyRoutesOptions, request: Request, scope: S
     note("invocation_id", id);
     responseHeaders["x-service-invocation-id"] = id;
     responseHeaders["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
-    if (stored.payment !== null)
-      Object.assign(responseHeaders, await shownBy(POLLED, options.payments.settle(stored.payment)));
+    if (stored.payment !== null) Object.assign(responseHeaders, await options.payments.settle(stored.payment));
     else if (!stored.isNew) Object.assign(responseHeaders, await recall(options, caller.tenant, id));
     if (stored.isNew) options.meters.accepted();
     if (checked.warning !== null) responseHeaders["x-service-policy-warning"] = checked.warning;
@@ -169,7 +146,7 @@ async function acceptNew(options: ProxyRoutesOptions, call: ProxyCall, checked: 
 async function recall({ store, payments }: ProxyRoutesOptions, tenant: string, id: string): Promise<PaidHeaders> {
   const { mode } = await findInvocation(store.read, tenant, id);
   if (mode === "streaming") throw otherPathFault(id);
-  return shownBy(POLLED, payments.recall(tenant, id));
+  return payments.recall(tenant, id);
 }
 
 /** Serves POST /v1/proxy/:id past the router, unless its path is spelled in an unusual way. */

@@ -1,6 +1,5 @@
 // The routes of the streaming path: which MCP session a request names, its admission, the upstream's response, and the
 // caller's connection, which stays open however long either side is silent. The exchange itself is in streaming/streams.ts.
-
 import { createHmac, timingSafeEqual } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { Fault, methodNotAllowed, noSuch } from "../../core/fault.ts";
@@ -18,17 +17,19 @@ import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
-import { type PaidHeaders, paidByHeader } from "../payment/service.ts";
+import type { PaidHeaders } from "../payment/service.ts";
 import { leadsBack } from "../streaming/response.ts";
 import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
 import { mcpVersion, passedToStream, passesEchoedHeaders } from "../upstream/headers.ts";
 import type { Claims } from "../upstream/ownership.ts";
-import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
+import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall } from "./gather.ts";
 import { loopProblem, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
 import { acceptedOf, otherPathFault, record, recordedFault, withId } from "./record.ts";
 
 const METHODS = ["POST", "GET", "DELETE"];
+
+type Method = OpenedConnection["method"];
 
 export interface StreamRoutesOptions {
   readonly network: Network;
@@ -78,7 +79,7 @@ async function handleCall(options: StreamRoutesOptions, request: Request, agentI
     const { opened, body } = await admitStream(admission, { ...incoming, session, readBody, note });
     admission.meters.accepted();
     const response = await streams.call(opened, body, { sent, endBy, over, callerSignal: incoming.signal });
-    return asGateway(options, incoming, ids, response);
+    return asGateway(options, request.headers.get("host"), ids, response);
   } catch (error) {
     sent();
     over();
@@ -88,12 +89,7 @@ async function handleCall(options: StreamRoutesOptions, request: Request, agentI
   }
 }
 
-async function handleConnection(
-  options: StreamRoutesOptions,
-  request: Request,
-  agentId: string,
-  method: OpenedConnection["method"],
-): Promise<Response> {
+async function handleConnection(options: StreamRoutesOptions, request: Request, agentId: string, method: Method) {
   const scope = scopeOf(request);
   const incoming = uncheckedOf(request, scope, agentId);
   const over = () => scope.holdOpen(false);
@@ -103,7 +99,7 @@ async function handleConnection(
     const { ids, session } = await sessionOf(options, incoming, method);
     const opened = await admitConnection(options.admission, { ...incoming, session }, method);
     const end = { sent() {}, endBy() {}, over, callerSignal: incoming.signal };
-    return asGateway(options, incoming, ids, await options.streams.connect(opened, end));
+    return asGateway(options, request.headers.get("host"), ids, await options.streams.connect(opened, end));
   } catch (error) {
     over();
     throw error;
@@ -129,10 +125,10 @@ function uncheckedOf({ headers, signal }: Request, { caller, requestId }: Scope,
 /** Rewrites the upstream's response for the caller: seals the session ID, and drops a redirect to the gateway itself. */
 function asGateway(
   { publicUrl }: StreamRoutesOptions,
-  incoming: UncheckedRequest,
+  host: string | null,
   ids: SessionIds | null,
   response: Response,
-): Response {
+) {
   const { headers } = response;
   const id = headers.get(SESSION_HEADER);
   if (ids !== null && id !== null) {
@@ -143,7 +139,7 @@ function asGateway(
   const location = headers.get("location");
   if (location === null) return response;
   const own = publicUrl === null ? null : new URL(publicUrl).host;
-  const hosts = [own, incoming.headers.get("host")].filter((host) => host !== null);
+  const hosts = [own, host].filter((each) => each !== null);
   if (leadsBack(location, hosts)) headers.delete("location");
   return response;
 }
@@ -239,26 +235,30 @@ export interface AdmitStreamOptions extends CallOptions {
   readonly stopping: AbortSignal;
 }
 
+/** A call that has passed the checks. */
+interface AdmittedCall {
+  readonly options: AdmitStreamOptions;
+  readonly call: StreamCall;
+  readonly checked: CheckedCall<ParsedStreamRequest>;
+}
+
 /** @throws Fault of every kind that the order of checks names; a Fault after the record carries the invocation's ID */
 async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await gatherCall(options, call, STREAMED);
   const { agent, parsed, body, earlierId } = checked;
-  if (earlierId !== null) return { opened: await resume(options, call, checked, earlierId, null), body };
+  const admitted = { options, call, checked };
+  if (earlierId !== null) return { opened: await resume(admitted, earlierId, null), body };
   const permit = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
   try {
-    return { opened: await openNew(options, call, checked, permit), body };
+    return { opened: await openNew(admitted, permit), body };
   } catch (error) {
     permit.release();
     throw error;
   }
 }
 
-async function openNew(
-  options: AdmitStreamOptions,
-  call: StreamCall,
-  checked: CheckedCall<ParsedStreamRequest>,
-  permit: StreamPermit,
-): Promise<OpenedCall> {
+async function openNew(admitted: AdmittedCall, permit: StreamPermit): Promise<OpenedCall> {
+  const { options, call, checked } = admitted;
   const { payments, claims, pseudonym, replica: owner } = options;
   const { agent, parsed } = checked;
   const headers = passedToStream(call.headers, {
@@ -278,9 +278,9 @@ async function openNew(
   call.note("invocation_id", id);
   if (settlement_status === "pending") {
     const { isNew, payment, ...stored } = await record(options, checked, accepted, null);
-    if (payment === null || !isNew) return resume(options, call, checked, stored.id, permit);
-    const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
-    return claimPending(options, call, checked, { key, paid, permit });
+    if (payment === null || !isNew) return resume(admitted, stored.id, permit);
+    const paid = await withId(id, payments.settle(payment));
+    return claimPending(admitted, key, paid, permit);
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
@@ -289,7 +289,7 @@ async function openNew(
     const parts = { ...held, key, slot: permit, isResumable: false };
     return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;
   });
-  return opened ?? resume(options, call, checked, storedId, permit);
+  return opened ?? resume(admitted, storedId, permit);
 }
 
 /** Runs `work` under a new claim, which ends if `work` returns null or fails. A claim stored all the same is released later. */
@@ -309,18 +309,13 @@ async function attempt(
   }
 }
 
-async function resume(
-  options: AdmitStreamOptions,
-  call: StreamCall,
-  checked: CheckedCall<ParsedStreamRequest>,
-  id: string,
-  permit: StreamPermit | null,
-): Promise<OpenedCall> {
+async function resume(admitted: AdmittedCall, id: string, permit: StreamPermit | null): Promise<OpenedCall> {
+  const { options, call } = admitted;
   const key = { tenant: call.caller.tenant, id };
   call.note("invocation_id", id);
   const { mode } = await findInvocation(options.store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPathFault(id);
-  return claimPending(options, call, checked, { key, paid: await recalled(options, key), permit });
+  return claimPending(admitted, key, await recalled(options, key), permit);
 }
 
 /**
@@ -328,12 +323,8 @@ async function resume(
  * @throws Fault `unavailable` while the payment's outcome is unknown; `payment_required` when the payment was declined;
  *   `conflict` when the call was made, given up or claimed
  */
-async function claimPending(
-  options: AdmitStreamOptions,
-  call: StreamCall,
-  checked: CheckedCall<ParsedStreamRequest>,
-  { key, paid, permit }: { key: InvocationKey; paid: PaidHeaders; permit: StreamPermit | null },
-): Promise<OpenedCall> {
+async function claimPending(call: AdmittedCall, key: InvocationKey, paid: PaidHeaders, permit: StreamPermit | null) {
+  const { options, checked } = call;
   const request = actingRequest();
   const isTold = Object.keys(paid).length > 0;
   // What is paid for is served however long the database takes.
@@ -341,7 +332,7 @@ async function claimPending(
   const toldHeaders = async () => (isTold ? paid : recalled(options, key));
   const own = permit ?? options.limits.forResumed(key.tenant, checked.agent.id);
   const opened = await attempt(options.claims, key.id, async (held) => {
-    const claimed = await claimAs(options, call, key, held.token);
+    const claimed = await claimAs(call, key, held.token);
     if (claimed === null) return null;
     // A call whose payment was declined or is unknown can't be claimed, so this one is paid for.
     request?.liftBound();
@@ -361,15 +352,11 @@ async function claimPending(
 }
 
 const recalled = ({ payments }: AdmitStreamOptions, { tenant, id }: InvocationKey) =>
-  withId(id, shownBy(STREAMED, payments.recall(tenant, id)));
+  withId(id, payments.recall(tenant, id));
 
 /** @throws Fault `unavailable` when the caller has gone, or has waited for the store too long; the claim may be stored then */
-async function claimAs(
-  { store, clock, stopping, replica: owner }: AdmitStreamOptions,
-  { signal }: StreamCall,
-  key: InvocationKey,
-  token: string,
-) {
+async function claimAs({ options, call: { signal } }: AdmittedCall, key: InvocationKey, token: string) {
+  const { store, clock, stopping, replica: owner } = options;
   const isOver = () => signal.aborted || stopping.aborted;
   try {
     return await untilStored(async () => {
@@ -420,11 +407,7 @@ function openedOf(
 }
 
 /** Admits a GET or DELETE, which makes no invocation. @throws Fault `method_not_allowed` for an http agent; else as a call */
-async function admitConnection(
-  options: AdmitStreamOptions,
-  request: StreamRequest,
-  method: OpenedConnection["method"],
-): Promise<OpenedConnection> {
+async function admitConnection(options: AdmitStreamOptions, request: StreamRequest, method: Method) {
   const { tenant } = request.caller;
   const agent = await options.agents.find(tenant, request.agentId);
   if (agent === null) throw noSuch("agt", request.agentId);
@@ -460,7 +443,6 @@ interface ParsedStreamRequest extends ParsedRequest {
 }
 
 const STREAMED: CallKind<ParsedStreamRequest> = {
-  ...paidByHeader,
   suffix: "/stream",
   plain: { ...PLAIN, listsTools: false },
   parse,

@@ -59,9 +59,7 @@ export const ReceiptClaims = Type.Object({
 export type ReceiptClaims = Static<typeof ReceiptClaims>;
 
 /** The SHA-256 of a receipt, which is the `previous` of the next one. */
-export function linkOf(jws: string): string {
-  return createHash("sha256").update(jws).digest("hex");
-}
+export const linkOf = (jws: string): string => createHash("sha256").update(jws).digest("hex");
 
 /** @throws Error for an invocation that has not ended */
 export function claimsOf(row: InvocationRow, receipt_id: string, previous: string | null): ReceiptClaims {
@@ -93,13 +91,8 @@ export function claimsOf(row: InvocationRow, receipt_id: string, previous: strin
 }
 
 function paymentOf(row: InvocationRow): ReceiptClaims["payment"] {
-  const {
-    payment_network: network,
-    payment_asset: asset,
-    payment_amount: amount,
-    payment_payer: payer,
-    payment_nonce: nonce,
-  } = row;
+  const { payment_network: network, payment_asset: asset, payment_amount: amount } = row;
+  const { payment_payer: payer, payment_nonce: nonce } = row;
   if (network === null || asset === null || amount === null || payer === null || nonce === null) return null;
   return { network, asset, amount, payer, nonce };
 }
@@ -155,10 +148,7 @@ export function createReceiptChain(keys: ReceiptKeys) {
   }
 
   return {
-    /**
-     * Takes the next receipt; null when it is valid and follows the one before it, else what is wrong with it. `receipt_id` is
-     * the unverified claim; null when it can't be read.
-     */
+    /** Takes the next receipt. Null if it is valid and follows the last, else its problem and unverified ID, if readable. */
     async take(jws: string) {
       const read = await readReceipt(jws, keys);
       if (typeof read === "string") return { receipt_id: claimedId(jws), problem: read };

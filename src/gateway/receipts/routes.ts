@@ -1,5 +1,4 @@
 // The HTTP routes of receipts: one by its invocation, and the export of a tenant's receipts in the order of their chain.
-
 import { Type } from "@sinclair/typebox";
 import { routes } from "../../http/elysia.ts";
 import { PAGE_QUERY, page, queryOf, shape } from "../../http/input.ts";

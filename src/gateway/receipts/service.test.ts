@@ -21,7 +21,8 @@ import {
   refuseSettlement,
 } from "../invocations/service.ts";
 import { createReceiptChain, type ReceiptClaims, receiptKeys } from "./claims.ts";
-import { createReceipts, type Receipts, removeOldReceipts } from "./service.ts";
+import { createReceipts, type Receipts } from "./service.ts";
+import { removeOldReceipts } from "./store.ts";
 
 const DAY_MS = 86_400_000;
 const AGENT = "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";

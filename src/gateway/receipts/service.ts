@@ -1,15 +1,13 @@
 // Makes trust receipts and serves them to the API. The write that ends a call also records that a receipt is due
-// (invocations/commands/end.ts), so a crash before the receipt is made loses none. A batch is signed outside of any write, each
-// receipt with the hash of the one before it, and is stored only if the chain still ends where the batch begins. One replica, by
-// lease, makes the receipts for all, so that no two sign the same batch. A request for a due receipt has it made at once by the
-// replica that serves the request.
-
+// (invocations/commands/end.ts), so a crash before the receipt is made loses none. A batch is signed outside of any
+// write, each receipt with the hash of the one before it, and is stored only if the chain still ends where the batch
+// begins. One replica, by lease, makes the receipts for all, but one that is requested is made at once.
 import { CompactSign } from "jose";
 import type { Caller } from "../../core/call.ts";
 import { Fault, noSuch } from "../../core/fault.ts";
-import { idFloor, isId, newId } from "../../core/id.ts";
+import { isId, newId } from "../../core/id.ts";
 import { isEnded } from "../../core/states.ts";
-import { type Clock, DAY_MS } from "../../core/time.ts";
+import type { Clock } from "../../core/time.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
 import { within } from "../../storage/failures.ts";
@@ -18,18 +16,8 @@ import type { Store, StoreTools } from "../../storage/store.ts";
 import { findAgent } from "../agents/store.ts";
 import { type InvocationRow, invocationByKey } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
-import {
-  append,
-  type ChainHead,
-  chainHeadOf,
-  findReceipt,
-  isDue,
-  type ReceiptRow,
-  receiptPage,
-  receiptsDueOf,
-  removeReceiptsBefore,
-  tenantsDue,
-} from "./store.ts";
+import type { ChainHead, ReceiptRow } from "./store.ts";
+import { append, chainHeadOf, findReceipt, isDue, receiptPage, receiptsDueOf, tenantsDue } from "./store.ts";
 
 const DUE_WAIT_MS_MAX = 5_000;
 const STOP_MS_MAX = 5_000;
@@ -66,7 +54,6 @@ export function createReceipts(options: EmitterOptions) {
   };
 }
 
-/** Why there is no receipt, for the caller. */
 async function whyNone(store: Store, tenant: string, id: string): Promise<Fault> {
   const call = isId("inv", id) ? await invocationByKey(store.read, { tenant, id }) : null;
   if (call === null) return noSuch("inv", id);
@@ -77,12 +64,6 @@ async function whyNone(store: Store, tenant: string, id: string): Promise<Fault>
 }
 
 export type Receipts = ReturnType<typeof createReceipts>;
-
-/** Removes the receipts made more than `days` ago; 0 keeps all. Returns their number. */
-export async function removeOldReceipts(store: Store, clock: Clock, days: number): Promise<number> {
-  if (days === 0) return 0;
-  return removeReceiptsBefore(store, idFloor("rcpt", clock.now() - days * DAY_MS));
-}
 
 /** The pause between rounds: after the end of a call in this process, and otherwise (calls of other replicas, store failures). */
 const [ROUND_MS, ROUND_MS_MAX] = [250, 2_000];
@@ -123,10 +104,7 @@ function createReceiptEmitter(options: EmitterOptions) {
     return tenants.length === 0 || (await lease.isMine()) ? tenants : [];
   }
 
-  /**
-   * Makes all due receipts, one batch per tenant and pass, so that a tenant with many does not hold up the others. False when
-   * nothing was due, or another replica has the lease.
-   */
+  /** Makes all due receipts, a batch per tenant and pass, so that no tenant holds up others. False if none was made. */
   async function emitAll(): Promise<boolean> {
     let isAny = false;
     for (let busy = true, after = ""; busy || after !== ""; ) {

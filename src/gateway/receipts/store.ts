@@ -2,6 +2,8 @@
 // order of the chain. One write stores a receipt, moves the head and removes the due entry.
 import { and, asc, eq, gte, lte, sql } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
+import { idFloor } from "../../core/id.ts";
+import { type Clock, DAY_MS } from "../../core/time.ts";
 import { nextTenant, removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
 import { GIVEN_KEY, isOfCall, preparedRow, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
@@ -59,11 +61,7 @@ export async function receiptsDueOf(reader: Reader, tenant: string, limit: numbe
     .orderBy(asc(t.id));
 }
 
-/**
- * Appends receipts to the chain. False, and nothing is changed, when the chain has grown since they were signed.
- *
- * @param after the head of the chain when the receipts were signed
- */
+/** Appends receipts. False, with no change, when the chain has grown. @param after its head when they were signed */
 export async function append(tx: Tx, tenant: string, after: ChainHead, receipts: readonly ReceiptRow[]) {
   const last = receipts.at(-1);
   if (last === undefined) return false;
@@ -111,11 +109,10 @@ export async function receiptPage(
   return rows.map(({ jws }) => jws);
 }
 
-/**
- * Removes the oldest receipts of each tenant, up to the first whose ID is not below `before`, so that the rest of the chain
- * has no gap. Returns their number.
- */
-export async function removeReceiptsBefore(store: Store, before: string): Promise<number> {
+/** Removes receipts older than `days` (0 keeps all), a chain's oldest first, so without a gap. Returns their number. */
+export async function removeOldReceipts(store: Store, clock: Clock, days: number): Promise<number> {
+  if (days === 0) return 0;
+  const before = idFloor("rcpt", clock.now() - days * DAY_MS);
   let removed = 0;
   for await (const tenant of tenantsIn(store.read, store.read.tables.receiptChains)) {
     removed += await removeInGroups(store, (tx, limit) => removeSome(tx, tenant, before, limit));

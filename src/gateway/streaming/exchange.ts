@@ -1,16 +1,9 @@
 // One streamed exchange with an upstream: resolves the credential, sends the request, and relays the response to the caller as
 // it comes. A request is sent again only when it certainly never reached the upstream.
-
 import type { Call } from "../../core/call.ts";
 import type { Log } from "../../core/log.ts";
-import {
-  bodyChunks,
-  type Chunks,
-  type DecodedFor,
-  type DecoderShare,
-  isEncoded,
-  Undecodable,
-} from "../../http/client/body.ts";
+import type { Chunks, DecodedFor, DecoderShare } from "../../http/client/body.ts";
+import { bodyChunks, isEncoded, Undecodable } from "../../http/client/body.ts";
 import { type Answer, OutboundError, type ReadAhead } from "../../http/client/exchange.ts";
 import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";
@@ -58,7 +51,6 @@ export interface StreamExchange {
   isOurs(): Promise<boolean>;
   /**
    * Called once if there was a response. The caller sees the end of a whole response only after this has resolved.
-   *
    * @param error of a response that ended early, unless the exchange was stopped
    * @returns false when the end is recorded otherwise, so that the caller must not see a whole response
    */
@@ -98,22 +90,15 @@ async function credentialOf(
   signal: AbortSignal,
 ): Promise<CredentialHeader | null> {
   try {
-    const { header } = await untilStored(
-      () => resolveCredential(tenant, credential_ref, url),
-      () => signal.aborted,
-    );
-    return header;
+    const resolve = () => resolveCredential(tenant, credential_ref, url);
+    return (await untilStored(resolve, () => signal.aborted)).header;
   } catch (error) {
     if (!signal.aborted) log.warn("credential_not_resolved", { tenant, credential_ref, error });
     throw credentialProblem(error);
   }
 }
 
-export async function answerOf(
-  { filterMemory, decoders }: ExchangeDeps,
-  exchange: StreamExchange,
-  response: Answer,
-): Promise<Response> {
+export async function answerOf({ filterMemory, decoders }: ExchangeDeps, exchange: StreamExchange, response: Answer) {
   const { opened, timeouts, recorder, commentMs, responseHeaders, method, ended } = exchange;
   const { status } = response;
   const headers = answerHeaders(response, responseHeaders, method === "GET");
@@ -154,12 +139,9 @@ function decodedForExchange(decoders: DecoderShare, { tenant, agentId: agent }: 
   };
 }
 
-function filterOf(
-  { isDenied, opened: { tenant }, timeouts: { signal } }: StreamExchange,
-  filterMemory: Budget,
-  response: Answer,
-) {
+function filterOf({ isDenied, opened, timeouts: { signal } }: StreamExchange, filterMemory: Budget, response: Answer) {
   if (isDenied === null) return null;
+  const { tenant } = opened;
   const options = { isDenied, bytesMax: MAX.toolAnswerBytes, memory: filterMemory(tenant), tenant, signal };
   if (isEventStream(response)) return filterEvents(options);
   const type = response.headers.get("content-type") ?? "";
@@ -260,19 +242,13 @@ export type ExchangeTimeouts = ReturnType<typeof startExchangeTimeouts>;
 /** How a response ended after its head: `broken` by the upstream or the timeouts, `failed` by the gateway. */
 export type Ended = "whole" | "broken" | "failed";
 
-export interface RelayOptions {
+export interface RelayOptions extends Pick<StreamExchange, "timeouts" | "ended"> {
   /** The pieces of the decoded body. */
   readonly chunks: Chunks;
-  readonly timeouts: ExchangeTimeouts;
   readonly filter: ((chunks: Chunks) => Chunks) | null;
   /** After how much silence a comment is sent: first at the start, then later (null for never). Null for no event stream. */
   readonly comments: { readonly firstMs: number; readonly nextMs: number | null } | null;
   piece(bytes: Uint8Array): void;
-  /**
-   * Called once, before the end of a whole response. If the exchange was stopped, the signal of `timeouts` has the reason.
-   * @returns false when a whole response must be broken off
-   */
-  ended(how: Ended, error?: unknown): Promise<boolean>;
 }
 
 /** How long a response that breaks off is held open. One millisecond is enough, except on a busy machine. */
@@ -288,16 +264,10 @@ const LINE_FEED = 0x0a;
 const FIRST_WAIT_MS = 50;
 
 /**
- * The pieces of the decoded body. Of an encoded body this awaits the first one: until then the gateway can still answer the
- * caller with an error.
+ * The pieces of the decoded body. Awaits the first of an encoded one: until then the answer can still be an error.
  * @throws Undecodable; the reason of the signal
  */
-async function decodedChunks(
-  response: Answer,
-  timeouts: ExchangeTimeouts,
-  decodedFor: DecodedFor,
-  isEvents: boolean,
-): Promise<Chunks> {
+async function decodedChunks(response: Answer, timeouts: ExchangeTimeouts, decodedFor: DecodedFor, isEvents: boolean) {
   const { signal } = timeouts;
   const chunks = bodyChunks(response, { maxBytes: Number.MAX_SAFE_INTEGER, signal, decodedFor });
   if (!isEncoded(response.headers)) return chunks;
@@ -319,10 +289,7 @@ async function* withFirst(first: Promise<IteratorResult<Uint8Array, void>>, rest
   yield* rest;
 }
 
-/**
- * Leaves out a byte order mark at the start of a stream, whose pieces it is given one after the other. Behind the opening comment
- * the mark would be a part of the first field's name.
- */
+/** Leaves out a byte order mark that begins a stream: after the opening comment it would be part of a field's name. */
 function withoutMark(): (piece: Uint8Array) => Uint8Array {
   let leftOut = 0;
   return (piece) => {
@@ -338,13 +305,10 @@ function withoutMark(): (piece: Uint8Array) => Uint8Array {
   };
 }
 
-export function relayBody({
-  chunks: decoded,
-  timeouts,
-  filter,
-  comments,
-  ...events
-}: RelayOptions): ReadableStream<Uint8Array> {
+type Controller = ReadableStreamDefaultController<Uint8Array>;
+
+export function relayBody(options: RelayOptions): ReadableStream<Uint8Array> {
+  const { chunks: decoded, timeouts, filter, comments, ...events } = options;
   const chunks = filter === null ? decoded : filter(decoded);
   let next: Promise<IteratorResult<Uint8Array, void>> | null = null;
   let silenceMs = comments?.firstMs ?? null;
@@ -362,18 +326,14 @@ export function relayBody({
     return events.ended(how, error);
   }
 
-  function comment(controller: ReadableStreamDefaultController<Uint8Array>): void {
+  function comment(controller: Controller): void {
     controller.enqueue(hasBegun ? COMMENT : OPENING);
     if (!hasBegun) passed = withoutMark();
     hasBegun = true;
   }
 
   /** Breaks the body off, so that the caller sees no clean end, after the bytes so far have been sent. */
-  async function breakOff(
-    controller: ReadableStreamDefaultController<Uint8Array>,
-    how: Ended,
-    error?: unknown,
-  ): Promise<void> {
+  async function breakOff(controller: Controller, how: Ended, error?: unknown): Promise<void> {
     // So that Bun sends the head: see above.
     if (!hasBegun && comments !== null) comment(controller);
     hasBegun = true;
@@ -381,7 +341,7 @@ export function relayBody({
     controller.error(new Error("the response ended early"));
   }
 
-  async function endWhole(controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> {
+  async function endWhole(controller: Controller): Promise<void> {
     if (await end("whole")) controller.close();
     else await breakOff(controller, "failed");
   }
@@ -395,7 +355,7 @@ export function relayBody({
     relayed = null;
   }
 
-  async function pull(controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> {
+  async function pull(controller: Controller): Promise<void> {
     freeRelayed();
     if (next === null) timeouts.waitFor("upstream");
     next ??= nextOf(chunks);

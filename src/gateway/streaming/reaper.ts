@@ -1,7 +1,6 @@
 // Ends paid streaming calls whose caller did not come back: the outcome of the payment was unknown, so the caller was told to
 // retry, and then the payment was collected. Each process measures the waiting time by its own monotonic clock, so no change of
 // a clock can shorten it. It starts again with the process and with each retry of the caller, which changes `updated_at`.
-
 import { and, asc, eq, sql } from "drizzle-orm";
 import { paidFor } from "../../../db/schema.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -21,12 +20,6 @@ export interface ReaperOptions extends StoreTools {
   readonly monotonic?: () => number;
 }
 
-interface WaitingCall {
-  readonly updatedAt: number;
-  /** For how long this process has seen the call unchanged. */
-  readonly waitedMs: number;
-}
-
 /** Starts ending such calls. Returns a function that stops it. */
 export function startReaper(options: ReaperOptions): () => void {
   const { log } = options;
@@ -36,7 +29,8 @@ export function startReaper(options: ReaperOptions): () => void {
 
 export function createReaper(options: ReaperOptions): () => Promise<InvocationKey[]> {
   const { store, clock, log, monotonic = () => performance.now() } = options;
-  let waiting = new Map<string, WaitingCall>();
+  /** For how long this process has seen each call unchanged. */
+  let waiting = new Map<string, { readonly updatedAt: number; readonly waitedMs: number }>();
   let sweptAt = monotonic();
 
   async function overdue(): Promise<UnclaimedCall[]> {
@@ -78,10 +72,7 @@ export function createReaper(options: ReaperOptions): () => Promise<InvocationKe
 type UnclaimedCall = InvocationKey & { readonly updated_at: number };
 
 /** False if the caller has come back meanwhile. Locks the row until the end of the write. */
-async function isUnchanged(
-  { db, tables: { openInvocations: t } }: Tx,
-  { tenant, id, updated_at }: UnclaimedCall,
-): Promise<boolean> {
+async function isUnchanged({ db, tables: { openInvocations: t } }: Tx, { tenant, id, updated_at }: UnclaimedCall) {
   const rows = await db
     .update(t)
     .set({ updated_at })

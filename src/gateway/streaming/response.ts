@@ -12,53 +12,21 @@ import type { Ending } from "../invocations/service.ts";
 import type { CallFailure } from "../upstream/failure.ts";
 import { isDialling, listElements, newTrace, noteHead, sinceDialled, traced } from "../upstream/headers.ts";
 
-const DROPPED_HEADERS = new Set([
-  "connection",
-  "keep-alive",
-  "proxy-authenticate",
-  "proxy-authorization",
-  "proxy-connection",
-  "te",
-  "trailer",
-  "transfer-encoding",
-  "upgrade",
-  "set-cookie",
-  "set-cookie2",
+const namesIn = (...lists: readonly string[]) => new Set(lists.flatMap((list) => list.split(" ")));
+
+const DROPPED_HEADERS = namesIn(
+  "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade",
+  "set-cookie set-cookie2",
   // Set by the gateway's own HTTP server.
-  "content-length",
-  "date",
-  "x-request-id",
-  "x-payment-response",
-  "payment-response",
+  "content-length date x-request-id x-payment-response payment-response",
   // Only the gateway asks callers for payments and tokens. An upstream's 401 is about the gateway's credential.
-  "payment-required",
-  "www-authenticate",
-  "authentication-info",
+  "payment-required www-authenticate authentication-info",
   // The caller would apply these to everything from the same origin.
-  "alt-svc",
-  "clear-site-data",
-  "strict-transport-security",
-  "nel",
-  "report-to",
-  "reporting-endpoints",
-  "service-worker-allowed",
-  "accept-ch",
-  "critical-ch",
-  "expect-ct",
-  "public-key-pins",
-  "public-key-pins-report-only",
-  "set-login",
-  "use-as-dictionary",
+  "alt-svc clear-site-data strict-transport-security nel report-to reporting-endpoints service-worker-allowed",
+  "accept-ch critical-ch expect-ct public-key-pins public-key-pins-report-only set-login use-as-dictionary",
   // Instructions to a proxy: what to send instead of this response, what to cache for others.
-  "x-sendfile",
-  "x-lighttpd-send-file",
-  "x-reproxy-url",
-  "x-reproxy-file",
-  "surrogate-control",
-  "surrogate-key",
-  "cache-tag",
-  "edge-control",
-]);
+  "x-sendfile x-lighttpd-send-file x-reproxy-url x-reproxy-file surrogate-control surrogate-key cache-tag edge-control",
+);
 
 /** Headers of the gateway, of the whole origin, and instructions to nginx and LiteSpeed, such as internal redirects. */
 const DROPPED_PREFIXES = ["x-service-", "access-control-", "x-accel-", "x-litespeed-"];
@@ -67,20 +35,14 @@ const BUFFERING = "x-accel-buffering";
 
 function isDropped(name: string): boolean {
   if (name === BUFFERING) return false;
-  return (
-    DROPPED_HEADERS.has(name) ||
-    DROPPED_PREFIXES.some((prefix) => name.startsWith(prefix)) ||
-    name.endsWith("cdn-cache-control")
-  );
+  if (DROPPED_HEADERS.has(name) || name.endsWith("cdn-cache-control")) return true;
+  return DROPPED_PREFIXES.some((prefix) => name.startsWith(prefix));
 }
 
 /** Headers that describe the encoded body, dropped when the body passes decoded. */
-const OF_ENCODED = new Set(["content-encoding", "content-md5", "content-digest", "digest", "repr-digest"]);
+const OF_ENCODED = namesIn("content-encoding content-md5 content-digest digest repr-digest");
 
-/**
- * @param own headers that the gateway adds
- * @param isGet whether a shared cache could serve the response to others
- */
+/** @param own headers that the gateway adds @param isGet whether a shared cache could serve the response to others */
 export function answerHeaders(response: Answer, own: Readonly<Record<string, string>>, isGet: boolean): Headers {
   const named = (response.headers.get("connection") ?? "").split(",");
   const ofConnection = new Set(named.map((name) => name.trim().toLowerCase()));
@@ -111,10 +73,7 @@ const API = "/v1/";
 /** The gateway as a client sees it, and behind TLS, where `https:/v1` is a path of the same host and not a host of its own. */
 const SOMEWHERE = ["http://gateway.invalid", "https://gateway.invalid"];
 
-/**
- * Whether a `Location` leads to the gateway's own API: a client that follows the redirect would send its token there.
- * @param hosts the hosts by which callers reach the gateway
- */
+/** Whether a `Location` leads to the gateway's API, where a client would send its token. @param hosts the gateway's */
 export function leadsBack(location: string, hosts: readonly string[]): boolean {
   return SOMEWHERE.some((origin) => {
     const url = URL.parse(location, `${origin}${API}proxy/agent/stream`);

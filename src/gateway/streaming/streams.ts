@@ -1,7 +1,6 @@
 // Runs streamed calls and MCP connections, from their admission to the record of their end, and limits how many run at once.
 // Streams run on the main thread: they can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing
 // their pieces in messages would copy each piece and lose the back-pressure that keeps memory flat.
-
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Tracer } from "../../core/tracing.ts";
@@ -20,15 +19,8 @@ import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { CallError, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
-import {
-  answerOf,
-  type ExchangeDeps,
-  type ExchangeTimeouts,
-  headOf,
-  type OpenedRequest,
-  type StreamExchange,
-  startExchangeTimeouts,
-} from "./exchange.ts";
+import type { ExchangeDeps, ExchangeTimeouts, OpenedRequest, StreamExchange } from "./exchange.ts";
+import { answerOf, headOf, startExchangeTimeouts } from "./exchange.ts";
 import { createBudget, createResponseRecorder, type ResponseRecorder } from "./response.ts";
 
 export interface StreamPermit {
@@ -180,12 +172,10 @@ function memoryOfStreams() {
 
 export type Streams = ReturnType<typeof createStreams>;
 
-const timeoutsOf = ({ tenant }: OpenedRequest, headMs: number, mayBeSilent: boolean, { callerSignal }: CallerEnd) =>
-  startExchangeTimeouts(
-    { headMs, silenceMs: mayBeSilent ? null : headMs, callerMs: MAX.callerSilenceMs },
-    callerSignal,
-    tenant,
-  );
+function timeoutsOf({ tenant }: OpenedRequest, headMs: number, mayBeSilent: boolean, { callerSignal }: CallerEnd) {
+  const limits = { headMs, silenceMs: mayBeSilent ? null : headMs, callerMs: MAX.callerSilenceMs };
+  return startExchangeTimeouts(limits, callerSignal, tenant);
+}
 
 interface StreamRun extends Omit<StreamExchange, "own" | "isDenied" | "ended"> {
   readonly opened: OpenedRequest;
@@ -269,12 +259,7 @@ function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Re
 const known = (recorded: Promise<boolean>) => within(1_000, recorded).catch(() => true);
 
 /** Records the end of a call, or releases it for its caller to resume. Never rejects. @returns as `recordEnd` does */
-async function conclusionOf(
-  deps: StreamsDeps,
-  opened: OpenedCall,
-  ending: Ending,
-  givenUp: AbortSignal,
-): Promise<boolean> {
+async function conclusionOf(deps: StreamsDeps, opened: OpenedCall, ending: Ending, givenUp: AbortSignal) {
   // A paid call that was stopped before the upstream was dialled stays pending, and its caller may come back for it.
   const isStopped = ending.latency_ms === null && STOPPED_CLASSES.has(ending.error_class);
   if (!opened.isResumable || !isStopped) return recordEnd(deps, opened, ending, () => givenUp.aborted);
@@ -306,7 +291,7 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.st
     /** Waits up to `waitMs` for a slot. @throws Fault `unavailable` when there is none, or the caller has gone */
     take: (tenant: string, agentId: string, isCall: boolean, signal: AbortSignal) =>
       (isCall ? calls : others).take(tenant, agentId, signal),
-    raised: (): Promise<void> => calls.raised(),
+    raised: calls.raised,
     /**
      * A slot for a call that was accepted before: an extra one if all are taken, so that it neither waits nor displaces others.
      * @throws Fault `unavailable` when the tenant has very many extra slots

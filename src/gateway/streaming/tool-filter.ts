@@ -1,22 +1,13 @@
 // Removes the tools that the policy denies from responses to `tools/list`, in a JSON body or in an event stream. Events are
 // parsed and serialised again, so that all clients read the same ones, however they split lines. A text that can't be read, or
 // is too long to be held, does not pass. Long texts are read on another thread, or piece by piece in turns.
-
 import type { Chunks } from "../../http/client/body.ts";
 import { AT_ONCE_BYTES, compute } from "../../kernel/compute.ts";
 import { eachInTurns, inTurn } from "../../kernel/turns.ts";
 import type { BodyTask } from "../../wire/body.ts";
 import { EventStreamReader, Utf8Reader } from "../../wire/event-stream.ts";
-import {
-  type DeniedTools,
-  EVENT_TOOLS,
-  type FoundTools,
-  JSON_TOOLS,
-  TOOLS,
-  TooLongAnswer,
-  UnreadableAnswer,
-  withoutTools,
-} from "../../wire/tool-list.ts";
+import type { DeniedTools, FoundTools } from "../../wire/tool-list.ts";
+import { EVENT_TOOLS, JSON_TOOLS, TOOLS, TooLongAnswer, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import type { TenantBudget } from "./response.ts";
 
 export interface FilterOptions {
@@ -25,7 +16,6 @@ export interface FilterOptions {
   readonly bytesMax: number;
   /** The memory that all held bodies and events of the tenant share. */
   readonly memory: TenantBudget;
-  /** The tenant whose turns the work takes. */
   readonly tenant: string;
   /** Aborted when the exchange ends. */
   readonly signal: AbortSignal;
@@ -167,7 +157,6 @@ export async function* refuseAll(chunks: Chunks): Chunks {
   }
 }
 
-/** Filters a body that is an event stream. */
 export function filterEvents(options: FilterOptions): (chunks: Chunks) => Chunks {
   async function* filtered(chunks: Chunks): Chunks {
     const utf8 = new Utf8Reader();
@@ -269,7 +258,6 @@ function createEventFilter(options: FilterOptions) {
       reader.finish();
       if (ended !== null) await writeEnded((ended as { readonly hasData: boolean }).hasData);
     },
-    /** The bytes that have passed by now. */
     passed,
     clear(): void {
       for (const held of [data, others, passed]) held.clear();

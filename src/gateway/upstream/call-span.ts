@@ -41,8 +41,5 @@ export function spanned<T extends Pick<Call, "headers">>(call: T, span: Span | n
 export function endCallSpan(span: Span, { error_class, upstream_status }: Ending): void {
   // By OpenTelemetry's conventions: the status if there is one, else the error class.
   const errorType = upstream_status === null || upstream_status < 400 ? error_class : `${upstream_status}`;
-  span.end({
-    ...(upstream_status !== null && { status: upstream_status }),
-    ...(errorType !== null && { errorType }),
-  });
+  span.end({ ...(upstream_status !== null && { status: upstream_status }), ...(errorType !== null && { errorType }) });
 }

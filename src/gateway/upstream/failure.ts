@@ -1,6 +1,5 @@
 // The one table of failures: maps an error of an upstream call to the error class of its record, the text for the log and the
 // message for the caller. Polled and streamed calls both use it, and nothing else decides the error class of a failure.
-
 import { Fault, type FaultKind } from "../../core/fault.ts";
 import type { ErrorClass, ErrorDetail } from "../../core/states.ts";
 import { Undecodable } from "../../http/client/body.ts";
@@ -8,10 +7,7 @@ import { OutboundError } from "../../http/client/exchange.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 import { TooLongAnswer, UnreadableAnswer } from "../../wire/tool-list.ts";
 
-/**
- * Why the gateway stopped a call: the reason of its abort signal. `crowded` means that the upstream took the body too slowly
- * while other calls needed its memory.
- */
+/** Why the gateway stopped a call. `crowded`: the upstream took the body slowly while other calls needed its memory. */
 export type CallStop = "timeout" | "cancelled" | "shutdown" | "crowded";
 
 export interface CallFailure {
@@ -27,22 +23,17 @@ export interface UpstreamFailure extends CallFailure {
   readonly message: string;
 }
 
+type CallErrorOptions = { errorDetail?: ErrorDetail | null; callerMessage?: string; away?: Fault | null };
+
 /** Thrown to end a call with a failure other than those of the connection. */
 export class CallError extends Error {
   readonly failure: UpstreamFailure;
   /** Set where the store is away, so that the caller is told to come back. */
   readonly away: Fault | null;
 
-  constructor(
-    errorClass: ErrorClass,
-    detail: string,
-    {
-      errorDetail = null,
-      callerMessage = detail,
-      away = null,
-    }: { errorDetail?: ErrorDetail | null; callerMessage?: string; away?: Fault | null } = {},
-  ) {
+  constructor(errorClass: ErrorClass, detail: string, options: CallErrorOptions = {}) {
     super(detail);
+    const { errorDetail = null, callerMessage = detail, away = null } = options;
     this.away = away;
     this.failure = failure(errorClass, errorDetail, detail, callerMessage, away?.kind);
   }
@@ -96,7 +87,6 @@ const NOT_CONNECTED: UpstreamFailure = {
 
 /**
  * The failure of a call that ended with this error instead of a response.
- *
  * @param signal of the call, whose reason is a CallStop
  * @param isDialling whether the call had begun to connect, and had no connection yet
  */

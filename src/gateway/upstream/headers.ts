@@ -6,24 +6,12 @@ import { viaHeader } from "../../core/via.ts";
 import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { isSessionless } from "../../wire/jsonrpc.ts";
-import {
-  echoProblem,
-  isEchoedHeader,
-  type JudgedMessage,
-  SESSION_HEADER,
-  VERSION_HEADER,
-} from "../../wire/mcp-headers.ts";
+import type { JudgedMessage } from "../../wire/mcp-headers.ts";
+import { echoProblem, isEchoedHeader, SESSION_HEADER, VERSION_HEADER } from "../../wire/mcp-headers.ts";
 
-const PASSED = new Set([
-  "content-type",
-  "accept",
-  "accept-language",
-  "user-agent",
-  "idempotency-key",
-  "traceparent",
-  "tracestate",
-  "baggage",
-]);
+const PASSED = new Set(
+  "content-type accept accept-language user-agent idempotency-key traceparent tracestate baggage".split(" "),
+);
 
 /** The headers that pass to the upstream on the polled path. @param pseudonym the name of this deployment in `Via` */
 export function passedHeaders(headers: Headers, echoedMcpHeaders: boolean, pseudonym: string): [string, string][] {
@@ -67,9 +55,7 @@ function isPassed(name: string, echoedMcpHeaders: boolean): boolean {
   return isEchoedHeader(name) ? echoedMcpHeaders : !name.includes("_");
 }
 
-export function mcpVersion(headers: Headers): string | null {
-  return headers.get(VERSION_HEADER);
-}
+export const mcpVersion = (headers: Headers): string | null => headers.get(VERSION_HEADER);
 
 /**
  * Whether the headers of an MCP message that repeat parts of its body pass: only in protocol versions that define them, since
@@ -136,10 +122,7 @@ export const listElements = (value: string): readonly string[] =>
 const NAMES_WAIT = /^\s*wait\s*(?:[=;]|$)/i;
 const SECONDS = /^[^=;]*=\s*("?)(\d+)\1\s*(?:;|$)/;
 
-/**
- * The seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 if the preference is absent or malformed. If it is given
- * several times, the first one counts (section 2).
- */
+/** The seconds of the first `Prefer: wait=N` (RFC 7240, sections 2 and 4.3), capped; 0 if absent or malformed. */
 export function waitSeconds(headers: Headers): number {
   const prefer = headers.get("prefer");
   if (prefer === null) return 0;
@@ -173,7 +156,6 @@ export function ownHeaders(requestId: string, invocationId: string | null): Head
 export interface Trace {
   /** When the first connection was dialled, by performance.now(); null before that. */
   dialled_at: number | null;
-  /** Whether there has been a connection for the call. */
   is_connected: boolean;
   /** Set when the head of the final response has come. */
   upstream_status: number | null;

@@ -4,7 +4,6 @@
 //
 // Each replica has a lease, by which the others on the database know that it is alive. When the lease has expired, its running
 // calls are ended, and its share of each agent's concurrency goes to the others. Only the database's clock decides that.
-
 import { and, eq, isNotNull, ne, notInArray, sql } from "drizzle-orm";
 import type { Clock } from "../../core/time.ts";
 import { every } from "../../kernel/loop.ts";
@@ -12,16 +11,8 @@ import { outlastRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { isLivingGateway, livingAmong, type Membership, type Renewal, removeProcess } from "../../storage/leases.ts";
 import type { Store, StoreTools } from "../../storage/store.ts";
-import {
-  abandon,
-  type ClaimedKey,
-  type Ending,
-  finish,
-  giveUp,
-  type InvocationKey,
-  invocationByKey,
-  release,
-} from "../invocations/service.ts";
+import type { ClaimedKey, Ending, InvocationKey } from "../invocations/service.ts";
+import { abandon, finish, giveUp, invocationByKey, release } from "../invocations/service.ts";
 
 export type Claims = ReturnType<typeof createClaims>;
 
@@ -119,11 +110,10 @@ export interface RecordEndOptions extends StoreTools {
 }
 
 /**
- * Stores how a call ended, and waits for a store that is away. Never rejects: if the end can't be stored, the
- * comparison of claims ends the call later.
- *
- * @param isGivenUp whether to stop waiting for a store that is away
- * @returns false when the record says otherwise: the call had ended before, as by a cancel, or the end could not be stored so
+ * Stores how a call ended, and waits for a store that is away. Never rejects: an end that can't be stored is left to
+ * the comparison of claims.
+ * @param isGivenUp whether to stop waiting
+ * @returns false when the record says otherwise: it had ended before, as by a cancel, or could not be stored so
  */
 export async function recordEnd(
   { store, clock, log, claims }: RecordEndOptions,
@@ -176,7 +166,6 @@ const ORPHANS_AT_ONCE = 256;
 
 /**
  * Ends the running calls of other replicas that are gone. The calls may have reached the upstream, so they are not made again.
- *
  * @param replica this replica: without a row of its own it judges no other
  * @param mayJudge whether all live replicas have had time to renew, by the database's time in the same write
  * @param gone a replica known to be gone, whatever its lease says; null for all whose lease has expired
@@ -222,10 +211,8 @@ export interface ReplicaLeaseOptions extends StoreTools {
   readonly agentConcurrency: number;
   /** Called when this replica's share of each agent's limit has grown. */
   agentMaxRaised(): void;
-  readonly refusals: {
-    /** Removes the records of refused calls that have appeared. */
-    removeAppeared(): Promise<unknown>;
-  };
+  /** Removes the records of refused calls that have appeared. */
+  readonly refusals: { removeAppeared(): Promise<unknown> };
 }
 
 export function createReplicaLease(options: ReplicaLeaseOptions) {

@@ -1,7 +1,6 @@
 // Calls an MCP server on the transactional path: sends one JSON-RPC request and reads its response. For a server that wants a
 // session one is opened, which calls with the same session key share. A request is sent again only if the server refused it for
 // lack of a session, since it never ran then.
-
 import { MAX } from "../../../kernel/limits.ts";
 import { judged } from "../../../wire/body.ts";
 import { isEventStream } from "../../../wire/event-stream.ts";
@@ -12,18 +11,9 @@ import { noteHead } from "../../upstream/headers.ts";
 import { type CallContext, jobHeaders, send, type UpstreamRequest, type Upstreams } from "../call.ts";
 import { answered, type Job, keep, type Outcome } from "../job.ts";
 import { type RpcAnswer, readMessage, readStreamAnswer } from "./response.ts";
-import {
-  createMcpWire,
-  createSessions,
-  MCP_HEADERS,
-  type McpWire,
-  type Session,
-  type Sessions,
-  type SessionTarget,
-  sessionHeaders,
-} from "./sessions.ts";
+import type { McpWire, Session, Sessions, SessionTarget } from "./sessions.ts";
+import { createMcpWire, createSessions, MCP_HEADERS, sessionHeaders } from "./sessions.ts";
 
-/** The newest protocol version with sessions. */
 const NEWEST_SESSION_VERSION = "2025-11-25";
 
 const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERSION_HEADER]);
@@ -34,7 +24,6 @@ const decoder = new TextDecoder();
 /** One try to send a request, with or without a session. */
 interface McpAttempt {
   readonly job: Job;
-  /** The whole body of the request. */
   readonly body: Uint8Array;
   readonly request: RpcRequest;
   readonly session: Session | null;
@@ -165,19 +154,13 @@ function headersOf(call: McpAttempt): UpstreamRequest["headers"] {
   return [...passed, ...MCP_HEADERS, ...sessionHeaders({ id: session?.id ?? null, version }), ...jobHeaders(job)];
 }
 
-function versionOf({ job, session, callerVersion }: McpAttempt): string {
-  return callerVersion ?? session?.version ?? offerOf(job);
-}
+const versionOf = ({ job, session, callerVersion }: McpAttempt) => callerVersion ?? session?.version ?? offerOf(job);
 
-function offerOf(job: Job): string {
-  return job.call.mcp_protocol_version ?? NEWEST_SESSION_VERSION;
-}
+const offerOf = (job: Job): string => job.call.mcp_protocol_version ?? NEWEST_SESSION_VERSION;
 
 function targetOf(job: Job): SessionTarget {
   const { tenant, credential, call } = job;
   return { tenant, url: call.url, credential, offer: offerOf(job), via: headerOf(job, "via") };
 }
 
-function headerOf(job: Job, wanted: string): string | null {
-  return job.call.headers.find(([name]) => name === wanted)?.[1] ?? null;
-}
+const headerOf = (job: Job, wanted: string) => job.call.headers.find(([name]) => name === wanted)?.[1] ?? null;

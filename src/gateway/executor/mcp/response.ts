@@ -224,7 +224,6 @@ export async function readMessage(context: CallContext, response: Answer, option
 
 /**
  * Reads an event stream up to the response to our request.
- *
  * @throws CallError `internal` when the stream ends without the response or is too large
  * @throws OutboundError when the connection is lost
  */

@@ -1,7 +1,6 @@
 // The sessions that transactional calls open at MCP servers, up to protocol version 2025-11-25; later versions have none. A
 // session is opened once per key, however many calls wait for it. It is closed when it has been idle for long, when the server
 // refuses it, or when its tenant has too many; but one in use only when the worker stops.
-
 import { VERSION } from "../../../core/startup.ts";
 import type { Answer } from "../../../http/client/exchange.ts";
 import { MAX } from "../../../kernel/limits.ts";
@@ -146,7 +145,6 @@ export function createSessions(wire: Pick<McpWire, "open" | "close">, limits: Se
     },
     /**
      * A new session in place of `refused`. Calls that were refused together share it: the first one opens it.
-     *
      * @param isForgotten whether the server has forgotten `refused`, so that there is nothing to close
      */
     async renew(key: string, target: SessionTarget, refused: Session | null, isForgotten: boolean, signal: StopSignal) {
@@ -191,7 +189,6 @@ function createOpenings(ms: number, open: (...of: [string, SessionTarget, StopSi
     all: () => [...openings.values()].map(({ session }) => session),
     /**
      * Waits for the session of a key. The first call to wait starts the opening; it is given up when no call waits any more.
-     *
      * @throws the signal's reason; the opening goes on for the other calls
      */
     async join(key: string, target: SessionTarget, signal: StopSignal): Promise<Session | null> {
@@ -223,10 +220,7 @@ function leastRecentFor(tenant: string, current: ReadonlyMap<string, Session>): 
   return all.find(({ target }) => target.tenant === tenant) ?? all[0] ?? null;
 }
 
-/**
- * Sends the requests of a session that are no caller's: `initialize`, `notifications/initialized`, `notifications/cancelled`
- * and DELETE.
- */
+/** Sends a session's own requests: `initialize`, `notifications/initialized`, `notifications/cancelled` and DELETE. */
 export function createMcpWire({ outbound, settings, memory }: Upstreams) {
   const slots = createFairQueue(createFairShare({ size: MAX.mcpSideRequests }));
 
@@ -264,9 +258,7 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
     /** Never rejects. */
     close: (target: SessionTarget, session: Opened) => tell(target, session, null),
     /**
-     * Tells the server that nobody waits for a request any more, since in MCP a closed connection does not mean that. Never
-     * rejects.
-     *
+     * Tells the server that nobody waits for a request, which a closed connection does not mean in MCP. Never rejects.
      * @param requestId the id as it was sent, JSON text
      */
     abandon(target: SessionTarget, session: Opened, requestId: string) {

@@ -4,21 +4,8 @@
 // the upstream may have seen them, and nothing is sent twice.
 import type { Log } from "../../../core/log.ts";
 import { endsWithin } from "../../../kernel/wait.ts";
-import {
-  batchOfJobs,
-  cancelledCall,
-  charactersOf,
-  type FromWorker,
-  isCounted,
-  type Job,
-  lostCall,
-  type Outcome,
-  type Result,
-  resultsOf,
-  type ToWorker,
-  type WorkerSettings,
-  type WorkerStart,
-} from "../job.ts";
+import type { FromWorker, Job, Outcome, Result, ToWorker, WorkerSettings, WorkerStart } from "../job.ts";
+import { batchOfJobs, cancelledCall, charactersOf, isCounted, lostCall, resultsOf } from "../job.ts";
 
 export type WorkerPool = Omit<ReturnType<typeof createWorkerPool>, "start">;
 

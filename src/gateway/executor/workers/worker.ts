@@ -1,6 +1,5 @@
 // Entry point of a worker thread: makes upstream calls and nothing else. The worker knows neither database nor configuration:
 // the first message brings its settings, later ones bring jobs and cancels (see job.ts).
-
 import { startComputeThreads } from "../../../compute/threads.ts";
 import { hostRules } from "../../../core/host.ts";
 import type { LogFields } from "../../../core/log.ts";
@@ -10,15 +9,8 @@ import { inTurns } from "../../../kernel/turns.ts";
 import { Stop } from "../../../kernel/wait.ts";
 import type { CallStop } from "../../upstream/failure.ts";
 import { callHttp, ResponseMemory, runCall } from "../call.ts";
-import {
-  batchOfResults,
-  type FromWorker,
-  type Job,
-  jobsOf,
-  type Result,
-  type ToWorker,
-  type WorkerSettings,
-} from "../job.ts";
+import type { FromWorker, Job, Result, ToWorker, WorkerSettings } from "../job.ts";
+import { batchOfResults, jobsOf } from "../job.ts";
 import { createMcp } from "../mcp/call.ts";
 
 declare const self: Worker;

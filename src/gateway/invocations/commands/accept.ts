@@ -67,9 +67,7 @@ export const SMALL_BODY_BYTES = 8_192;
 const PARTS_AT_ONCE = 2;
 
 /** Whether a body is stored part by part, before its call is accepted. */
-export function isInParts(body: CallBody): boolean {
-  return body.byteLength > PARTS_AT_ONCE * PART_BYTES;
-}
+export const isInParts = (body: CallBody): boolean => body.byteLength > PARTS_AT_ONCE * PART_BYTES;
 
 const COLUMNS = {
   id: ["text", ({ row }) => row.id],
@@ -104,13 +102,10 @@ const PAYMENT_COLUMNS = {
   settlement: ["text", ({ row }) => row.settlement],
 } as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
-function isSmall(body: CallBody): body is Uint8Array {
-  return body.byteLength <= SMALL_BODY_BYTES;
-}
+const isSmall = (body: CallBody): body is Uint8Array => body.byteLength <= SMALL_BODY_BYTES;
 
-function partOf(body: CallBody, n: number): Uint8Array | null {
-  return isSmall(body) ? null : (bodyPartsOf(body)[n] ?? null);
-}
+const partOf = (body: CallBody, n: number): Uint8Array | null =>
+  isSmall(body) ? null : (bodyPartsOf(body)[n] ?? null);
 
 const WITH_PAYMENT = { ...COLUMNS, ...PAYMENT_COLUMNS };
 
@@ -285,11 +280,7 @@ select id from stored`,
   };
 }
 
-/**
- * Stores a call among the open ones. False, and nothing is stored, when another call has its idempotency key.
- *
- * Fails with UniqueViolation when the ID is in use.
- */
+/** Stores an open call; false, with nothing stored, when its key is taken. @throws UniqueViolation for a used ID */
 export const acceptCommand = acceptAs(WITH_ITS_BODY);
 
 /** As `acceptCommand`, for a call with a small body, without a key and a payment. */

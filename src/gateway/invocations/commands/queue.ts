@@ -3,24 +3,14 @@
 //
 // One command takes as many calls of an agent as the agent has free slots, the oldest first. It skips calls that another replica
 // is taking at the same moment, so that replicas share a backlog instead of all competing for its oldest calls.
-
 import { and, min, type SQL, sql } from "drizzle-orm";
 import { idFloor, idTime } from "../../../core/id.ts";
 import type { QueueSize } from "../../../core/meters.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
-import {
-  type Command,
-  FOR_ALL,
-  inputRows,
-  type Reader,
-  type SqliteStatement,
-  type Store,
-} from "../../../storage/store.ts";
+import type { Command, Reader, SqliteStatement, Store } from "../../../storage/store.ts";
+import { FOR_ALL, inputRows } from "../../../storage/store.ts";
 
-/**
- * For this long after its acceptance, only the replica that accepted a call may take it: if its commit got no answer, that
- * replica may still refuse the call.
- */
+/** For so long only the replica that accepted a call may take it: it may still refuse one with an unanswered commit. */
 export const YOUNG_MS = 15_000;
 
 /** The lowest ID of the young calls: those that only the replica which accepted them may take. */
@@ -29,7 +19,6 @@ const youngFrom = (now: number): string => idFloor("inv", now - YOUNG_MS);
 /**
  * SQL: whether a row `c` of the open calls may be taken. Streaming calls are left out, since only their caller starts them. A
  * call waits until the outcome of its payment is known. The partial index of pending calls must have the same text.
- *
  * @param replica SQL of the replica that takes
  * @param young SQL of the lowest ID of the young calls
  */
@@ -64,9 +53,7 @@ with recursive seen (agent_id, depth) as (
 select agent_id, (select c.tenant from open_invocations c where c.agent_id = seen.agent_id and ${QUEUED} order by c.id limit 1) as tenant
 from seen where agent_id is not null`;
 
-function valuesOf({ replica, now, after, limit }: AgentsQuery) {
-  return [replica, youngFrom(now), after, limit];
-}
+const valuesOf = ({ replica, now, after, limit }: AgentsQuery) => [replica, youngFrom(now), after, limit];
 
 /** The agents with calls that this replica may take, by ID. */
 export const waitingAgents: Command<AgentsQuery, readonly WaitingAgent[]> = {
@@ -90,9 +77,7 @@ export const waitingAgents: Command<AgentsQuery, readonly WaitingAgent[]> = {
   },
 };
 
-function byId(agents: readonly WaitingAgent[]): WaitingAgent[] {
-  return agents.toSorted((a, b) => (a.agent_id < b.agent_id ? -1 : 1));
-}
+const byId = (agents: readonly WaitingAgent[]) => agents.toSorted((a, b) => (a.agent_id < b.agent_id ? -1 : 1));
 
 const RUNS_AS = INVOCATION_EVENTS.claim.to;
 
@@ -122,10 +107,7 @@ export interface TakenCall {
 export interface TakenCalls {
   /** The oldest first. */
   readonly taken: readonly TakenCall[];
-  /**
-   * The next call, which was not taken because its body is stored in parts or because `taken` is large enough. The calls after
-   * it wait until it is taken.
-   */
+  /** The next call, not taken since it is in parts or `taken` is large enough. Later calls wait until it is taken. */
   readonly large: { readonly id: string; readonly body_bytes: number } | null;
 }
 
@@ -251,9 +233,7 @@ const CALLS_AT_ONCE = 2_048;
 const WAITS = sql.raw("status = 'pending' and mode = 'transactional' and coalesce(settlement_status, '') <> 'pending'");
 
 /**
- * How many calls wait in the queue, and how long the oldest has waited. The index is scanned in steps, since each read on SQLite
- * holds the event loop.
- *
+ * How many calls wait, and how long the oldest has: read in steps, since SQLite reads on the event loop.
  * @param atOnce calls in a step; tests lower it
  */
 export async function queueSize({ read, clock }: Store, atOnce: number = CALLS_AT_ONCE): Promise<QueueSize> {

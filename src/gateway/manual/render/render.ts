@@ -1,10 +1,7 @@
-// Makes the files of the manual's site from its Markdown: pages whose code is highlighted here and not in the reader's browser,
-// and the index of the search. Raw HTML in the Markdown is shown as text, and links between pages are rewritten to their paths
-// at /docs.
-//
-// The build makes all files (./built.ts), so that the binary holds neither this module nor its libraries. A gateway that
-// runs from source makes each file at its first request.
-
+// Makes the files of the manual's site from its Markdown: pages whose code is highlighted here and not in the reader's
+// browser, and the index of the search. Raw HTML in the Markdown is shown as text, and links between pages are
+// rewritten to their paths at /docs. The build makes all files (./built.ts), so that the binary holds neither this
+// module nor its libraries. From source, each file is made at its first request.
 import { Marked, type RendererObject, type Token, type Tokens } from "marked";
 import MiniSearch from "minisearch";
 import { VERSION } from "../../../core/startup.ts";
@@ -299,6 +296,4 @@ function plainText(token: Token): string {
   return "text" in token ? token.text : "";
 }
 
-function inner(tokens: readonly Token[]): string {
-  return tokens.map(plainText).join("");
-}
+const inner = (tokens: readonly Token[]): string => tokens.map(plainText).join("");
