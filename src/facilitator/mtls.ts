@@ -7,14 +7,8 @@ import { parseCertificates } from "../core/certificates.ts";
 import { errorCode } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import {
-  type HttpOptions,
-  type KnownPeer,
-  OpenSockets,
-  openPort,
-  type PortAddress,
-  serveConnections,
-} from "../http/http1.ts";
+import type { HttpOptions, KnownPeer, PortAddress } from "../http/http1.ts";
+import { OpenSockets, openPort, serveConnections } from "../http/http1.ts";
 import { MAX } from "../kernel/limits.ts";
 import { every } from "../kernel/loop.ts";
 import { createReservedShare } from "../kernel/share.ts";
@@ -230,9 +224,7 @@ interface Following {
 /**
  * Polls the files of certificate, key and client CA while the port runs, so that writing the files renews them. A change counts
  * once two consecutive reads have found the same content, so that a half-written file is not used. If the new content is
- * unusable, the last material stays in use, and the problem is logged once.
- *
- * @returns a function that ends the polling
+ * unusable, the last material stays in use, and the problem is logged once. Returns a function that ends the polling.
  */
 export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Following): () => void {
   let inUse = tls;

@@ -12,20 +12,8 @@ import type { Receipt } from "../../chain/json-rpc.ts";
 import { COLLECTION_EVENTS, type CollectionStatus } from "../../core/states.ts";
 import { bindAll, prepared, preparedRow, type Reader, type Tx } from "../../storage/store.ts";
 import type { Hex, Payment, PaymentKey } from "../../x402/types.ts";
-import {
-  change,
-  type DayOfAccount,
-  exceedsCeiling,
-  exceedsGas,
-  exceedsGasAtOnce,
-  exceedsGasOfAll,
-  exceedsOpen,
-  isShutOut,
-  type Limits,
-  lockDays,
-  revertsOf,
-  usedOn,
-} from "./guardrails.ts";
+import type { DayOfAccount, Limits } from "./guardrails.ts";
+import * as guardrails from "./guardrails.ts";
 
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
 
@@ -66,9 +54,8 @@ export interface PaymentFailure {
   readonly gas_burned: bigint | null;
 }
 
-function hasKey(t: PaymentsTable, key: { readonly [K in keyof PaymentKey]: PaymentKey[K] | SQL }) {
-  return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
-}
+const hasKey = (t: PaymentsTable, key: { readonly [K in keyof PaymentKey]: PaymentKey[K] | SQL }) =>
+  and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
 
 /** `hasKey` with the named values of a prepared query. */
 const hasGivenKey = (t: PaymentsTable) => hasKey(t, bindAll(t, ["chain_id", "token", "payer", "nonce"]));
@@ -83,9 +70,7 @@ export async function inGroups<T, R>(items: readonly T[], find: (some: T[]) => P
 }
 
 /** A key for maps in memory; chain and token are left out, since a process has only one of each. */
-export function paymentName({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">): string {
-  return `${payer}:${nonce}`;
-}
+export const paymentName = ({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">): string => `${payer}:${nonce}`;
 
 export const storedPayment: (reader: Reader, key: PaymentKey) => Promise<FacilitatorPayment | null> = preparedRow(
   ({ db, tables: { facilitatorPayments: t } }) => db.select().from(t).where(hasGivenKey(t)),
@@ -154,21 +139,21 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
   const { key, account, day, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
   const { value } = authorization;
   const of = { account, day };
-  await lockDays(tx, account);
+  await guardrails.lockDays(tx, account);
   // Only a claim takes this lock, and after the account's, so there is no deadlock.
   await tx.lock(`payer:${key.payer}`);
   if ((await storedPayment(tx, key)) !== null) return "taken";
-  const { reserved, gasBurned, gasUsed } = await usedOn(tx, of);
-  if (exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
-  if (exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
-  if (isShutOut(await revertsOf(tx, of, key.payer), claim.hasCode)) return "reverts";
-  if (exceedsGasOfAll(gasUsed, gasHeld, limits.dailyGasAllWei)) return "gas held";
+  const { reserved, gasBurned, gasUsed } = await guardrails.usedOn(tx, of);
+  if (guardrails.exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
+  if (guardrails.exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
+  if (guardrails.isShutOut(await guardrails.revertsOf(tx, of, key.payer), claim.hasCode)) return "reverts";
+  if (guardrails.exceedsGasOfAll(gasUsed, gasHeld, limits.dailyGasAllWei)) return "gas held";
   const ofPayer = await heldOf(tx, key.payer, balance);
   if (ofPayer.value + value > balance.amount) return "held";
-  if (limits.dailyGasWei > 0n && exceedsOpen(ofPayer.open, claim.hasCode)) return "gas held";
+  if (limits.dailyGasWei > 0n && guardrails.exceedsOpen(ofPayer.open, claim.hasCode)) return "gas held";
   if (limits.dailyGasWei > 0n && more > 0n) {
     const held = await gasReserved(tx, account, key.payer);
-    if (exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";
+    if (guardrails.exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";
   }
   const row: FacilitatorPayment = {
     ...{ chain_id: key.chain_id, token: key.token, payer: key.payer, nonce: key.nonce },
@@ -194,7 +179,7 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
     ...{ created_at: now, updated_at: now, ended_at: null },
   };
   if ((await insertClaim(tx).execute(row)).length === 0) return "taken";
-  await change(tx, of, { reserved: value, gasUsed: gasHeld });
+  await guardrails.change(tx, of, { reserved: value, gasUsed: gasHeld });
   return "claimed";
 }
 
@@ -202,17 +187,15 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
  * Marks the claim as sent, in the write that stores the payment's first signed transaction, which may be broadcast after the
  * commit. False when this claim is gone: nothing may be broadcast then.
  */
-export async function markSent(tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">, hash: Hex, now: number) {
-  return (await sendClaim(tx).execute({ ...key, claim, transaction_hash: hash, updated_at: now })).length > 0;
-}
+export const markSent = async (tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">, hash: Hex, now: number) =>
+  (await sendClaim(tx).execute({ ...key, claim, transaction_hash: hash, updated_at: now })).length > 0;
 
 /**
  * Locks a sent payment's row in the write that stores another transaction for the payment, so that no failure is recorded
  * until the commit. False when the payment has ended: nothing may be broadcast then.
  */
-export async function markSentAgain(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
-  return (await changePayment(tx, key, [COLLECTION_EVENTS.send.to], { updated_at: now })) !== null;
-}
+export const markSentAgain = async (tx: Tx, key: PaymentKey, now: number): Promise<boolean> =>
+  (await changePayment(tx, key, [COLLECTION_EVENTS.send.to], { updated_at: now })) !== null;
 
 /**
  * Records that a transaction of ours moved the money. False when that is recorded already, or the payment is not open.
@@ -236,7 +219,7 @@ export async function recordSettled(
 /** Replaces the gas that the payment held on its day by its cost. After a reorganisation this may happen once more. */
 async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
-  await change(tx, row, { gasUsed: cost - BigInt(row.gas_held) });
+  await guardrails.change(tx, row, { gasUsed: cost - BigInt(row.gas_held) });
   const set = { gas_held: String(cost) };
   await tx.db.update(t).set(set).where(hasKey(t, key));
 }
@@ -272,18 +255,15 @@ export async function recordFailed(
   if (burned === null || as.was === "claimed") {
     // A sent payment may still cost the gas that it holds, by a replacement transaction or by a late revert.
     const gasUsed = as.was === "claimed" ? -BigInt(row.gas_held) : 0n;
-    await change(tx, row, { reserved: -BigInt(row.value), gasUsed });
+    await guardrails.change(tx, row, { reserved: -BigInt(row.value), gasUsed });
     return true;
   }
-  await change(tx, { account, day: as.day }, { gasBurned: burned });
+  await guardrails.change(tx, { account, day: as.day }, { gasBurned: burned });
   if (row.gas_held !== "0") await countCost(tx, key, row, burned);
   return true;
 }
 
-/**
- * Deletes a claim for which certainly no transaction was signed and stored, so that the payment can be presented again.
- * False when this claim is gone.
- */
+/** Deletes a claim that certainly has no stored transaction, so the payment may come again. False when the claim is gone. */
 export async function withdrawClaim(tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">): Promise<boolean> {
   const account = await lockAccountOf(tx, key);
   if (account === null) return false;
@@ -293,7 +273,7 @@ export async function withdrawClaim(tx: Tx, { key, claim }: Pick<ClaimedPayment,
     .where(and(hasKey(t, key), eq(t.account, account), eq(t.claim, claim), eq(t.status, "claimed")))
     .returning(reservation(t));
   if (row === undefined) return false;
-  await change(tx, row, { reserved: -BigInt(row.value), gasUsed: -BigInt(row.gas_held) });
+  await guardrails.change(tx, row, { reserved: -BigInt(row.value), gasUsed: -BigInt(row.gas_held) });
   return true;
 }
 
@@ -306,7 +286,7 @@ const reservation = ({ account, day, value, gas_held }: PaymentsTable) => ({ acc
 async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
   const payment = await storedPayment(tx, key);
   if (payment === null) return null;
-  await lockDays(tx, payment.account);
+  await guardrails.lockDays(tx, payment.account);
   return payment.account;
 }
 
@@ -346,9 +326,7 @@ export type Measured = Pick<Balance, "amount" | "block"> & {
 type PaymentsTable = Tables["facilitatorPayments"];
 
 /** Exactly the condition of the partial indexes; with any other, SQLite would scan the table. */
-function isOpen(t: PaymentsTable) {
-  return sql`${t.status} in ('claimed', 'sent')`;
-}
+const isOpen = (t: PaymentsTable) => sql`${t.status} in ('claimed', 'sent')`;
 
 /**
  * What our transfers can still take from the payer's balance at a block: the sum of the open payments (claimed or sent) and of

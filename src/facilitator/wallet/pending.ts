@@ -7,24 +7,12 @@ import type { CollectionStatus } from "../../core/states.ts";
 import type { StoreTools, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { keyOf } from "../../x402/verify.ts";
-import {
-  type ClaimedPayment,
-  claimedPayment,
-  type FacilitatorPayment,
-  paymentName,
-  sentPayments,
-  storedPayment,
-} from "../payments/payments.ts";
+import type { ClaimedPayment, FacilitatorPayment } from "../payments/payments.ts";
+import { claimedPayment, paymentName, sentPayments, storedPayment } from "../payments/payments.ts";
 import type { WalletLeases } from "./leases.ts";
-import {
-  type OpenTransaction,
-  openTransactions,
-  pays,
-  sharedParts,
-  type TransactionRow,
-  transactionsOf,
-  transactionsWith,
-} from "./transactions.ts";
+import type { OpenTransaction, TransactionRow } from "./transactions.ts";
+import { openTransactions, pays, sharedParts, transactionsOf, transactionsWith } from "./transactions.ts";
+import type { WalletLimits } from "./wallet.ts";
 
 /** The transaction and the block that used a wallet's nonce. */
 export interface UsedNonce extends Pick<Receipt, "succeeded" | "gasWei" | "blockNumber" | "blockHash"> {
@@ -70,8 +58,7 @@ export interface WalletParts extends StoreTools {
   readonly chain: Chain;
   readonly leases: WalletLeases;
   readonly pendingNonces: PendingNonces;
-  /** Wei per gas. */
-  readonly maxFee: bigint;
+  readonly limits: WalletLimits;
   /** Tells the watcher that there is something to broadcast or to watch. */
   wake(): void;
   /** Has the watcher check the chain again soon, even without a new block. */
@@ -83,19 +70,13 @@ export interface WalletParts extends StoreTools {
 }
 
 /** Whether memory knows every open transaction of the payment, save one being stored: an unknown one may still collect it. */
-export async function areAllKnown(
-  tx: Tx,
-  key: PaymentKey,
-  { of }: Pick<PendingNonces, "of">,
-  storing: Hex | null = null,
-): Promise<boolean> {
+export async function areAllKnown(tx: Tx, key: PaymentKey, { of }: Pick<PendingNonces, "of">, storing?: Hex) {
   const rows = await transactionsOf(tx, key);
   return rows.every((row) => row.hash === storing || !row.open || of(row.wallet, row.wallet_nonce) !== undefined);
 }
 
-export function newestOf(pendingNonce: PendingNonce): TransactionRow {
-  return pendingNonce.transactions.at(-1) ?? pendingNonce.transactions[0];
-}
+export const newestOf = (pendingNonce: PendingNonce): TransactionRow =>
+  pendingNonce.transactions.at(-1) ?? pendingNonce.transactions[0];
 
 /**
  * Whether the nonce's newest transaction would make a payment that has ended. Such a transaction must not land, even after a
@@ -131,9 +112,7 @@ export function createPendingNonces() {
   }
 
   /** The nonce below which the wallet's nonces can soon be next in line. */
-  function reach(wallet: Hex): number {
-    return (counts.get(wallet) ?? Number.MAX_SAFE_INTEGER - REACH) + REACH;
-  }
+  const reach = (wallet: Hex): number => (counts.get(wallet) ?? Number.MAX_SAFE_INTEGER - REACH) + REACH;
 
   const isInReach = ({ wallet, nonce }: PendingNonce): boolean => nonce < reach(wallet);
 
@@ -277,11 +256,7 @@ export function createNonceSync(parts: Pick<WalletParts, "chain" | "store" | "pe
 }
 
 /** The use of the nonce by this transaction, as its payments' records show it; null when none of them settled by it. */
-function recordedUse(
-  { hash }: TransactionRow,
-  found: readonly FacilitatorPayment[],
-  payments: ReadonlySet<PendingPayment>,
-): UsedNonce | null {
+function recordedUse({ hash }: TransactionRow, found: readonly FacilitatorPayment[], payments: Set<PendingPayment>) {
   const settled = found.filter(({ status, transaction_hash }) => status === "settled" && transaction_hash === hash);
   const { block_number: blockNumber = null, block_hash: blockHash = null } = settled[0] ?? {};
   if (blockNumber === null || blockHash === null) return null;

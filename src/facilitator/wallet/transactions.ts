@@ -1,7 +1,6 @@
 // The facilitator's transactions: their content and their rows in the database. A transaction transfers one payment, or several
 // through Multicall3, or sends nothing to the wallet itself, which only uses up the wallet nonce once its payments have ended.
 // A row is stored before the signed bytes leave the process.
-
 import { and, asc, desc, eq, gte, isNotNull, isNull, lt, or } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Fees } from "../../chain/fees.ts";
@@ -65,9 +64,8 @@ export function contentOf({ token: { key } }: Network, wallet: Hex, transfers: r
 }
 
 /** Whether the transaction makes this payment, alone or with others. */
-export function pays({ payments }: Pick<TransactionRow, "payments">, { payer, nonce }: PaymentKey): boolean {
-  return payments.some((part) => part.payer === payer && part.nonce === nonce);
-}
+export const pays = ({ payments }: Pick<TransactionRow, "payments">, { payer, nonce }: PaymentKey): boolean =>
+  payments.some((part) => part.payer === payer && part.nonce === nonce);
 
 export async function signRow(signer: Signer, content: TransactionContent, position: Position) {
   const { to, data, gas, payments } = content;
