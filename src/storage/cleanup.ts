@@ -110,10 +110,7 @@ interface ClockStepGuardOptions extends Pick<StoreTools, "clock" | "log"> {
   readonly monotonic?: () => number;
 }
 
-/**
- * Runs `work` every `everyMs`, for the first time after that interval, and skips it when the wall clock was stepped in between.
- * Returns a function that stops it.
- */
+/** Runs `work` every `everyMs`, unless the wall clock was stepped in between. Returns a function that stops it. */
 export function withClockStepGuard(options: ClockStepGuardOptions, work: () => Promise<unknown>): () => void {
   const { clock, log, everyMs, monotonic = () => performance.now() } = options;
   let offset = clock.now() - monotonic();
