@@ -2,18 +2,8 @@
 // only the response, byte for byte; everything else goes to standard error.
 import { fstatSync } from "node:fs";
 import type { Static, TSchema } from "@sinclair/typebox";
-import {
-  bearerToken,
-  fileProblem,
-  httpUrl,
-  type Kind,
-  privateKey,
-  readBytesFile,
-  secretFile,
-  usdcAmount,
-  valueProblem,
-  wholeNumber,
-} from "../../config/values.ts";
+import type { Kind } from "../../config/values.ts";
+import * as values from "../../config/values.ts";
 import { isLoopback } from "../../core/host.ts";
 import { isId } from "../../core/id.ts";
 import { VERSION } from "../../core/startup.ts";
@@ -69,11 +59,11 @@ const TOKEN_IS_MISSING =
 
 async function readRun(line: CommandLine): Promise<CallRun> {
   const { flags, problems } = line;
-  const waitMs = 1000 * flagValue(line, "wait", wholeNumber(0, 86_400), 60);
-  const maxPrice = flagValue(line, "max-price", usdcAmount, 0n);
-  const url = flagValue(line, "url", httpUrl("no query"), "http://127.0.0.1:8080").replace(/\/+$/, "");
-  const payerKey = flagValue(line, "payer-key-file", secretFile(privateKey), null);
-  const ownToken = flagValue(line, "token-file", secretFile(bearerToken), null);
+  const waitMs = 1000 * flagValue(line, "wait", values.wholeNumber(0, 86_400), 60);
+  const maxPrice = flagValue(line, "max-price", values.usdcAmount, 0n);
+  const url = flagValue(line, "url", values.httpUrl("no query"), "http://127.0.0.1:8080").replace(/\/+$/, "");
+  const payerKey = flagValue(line, "payer-key-file", values.secretFile(values.privateKey), null);
+  const ownToken = flagValue(line, "token-file", values.secretFile(values.bearerToken), null);
   const given = readData(line);
   if (flags.has("json") && flags.has("stream")) problems.push("--json can't be combined with --stream");
   const isNamed = flags.has("token-file");
@@ -101,7 +91,7 @@ function flagValue<T, F>({ flags, problems }: CommandLine, flag: string, kind: K
   if (text === undefined) return fallback;
   const value = text === "" ? undefined : kind.parse(text);
   if (value !== undefined) return value;
-  problems.push(text === "" ? `--${flag} must not be empty` : valueProblem(`--${flag}`, kind, text));
+  problems.push(text === "" ? `--${flag} must not be empty` : values.valueProblem(`--${flag}`, kind, text));
   return fallback;
 }
 
@@ -113,10 +103,10 @@ function readData({ flags, problems }: CommandLine): Uint8Array | null {
   if (!data?.startsWith("@")) return Buffer.from(data ?? "");
   const path = data.slice(1);
   try {
-    if (path !== "") return readBytesFile(path, MAX.bodyBytes);
+    if (path !== "") return values.readBytesFile(path, MAX.bodyBytes);
     problems.push("--data @ must name a file: @FILE");
   } catch (error) {
-    problems.push(`--data must name a readable file after @: ${fileProblem(path, error, true)}`);
+    problems.push(`--data must name a readable file after @: ${values.fileProblem(path, error, true)}`);
   }
   return new Uint8Array();
 }

@@ -27,9 +27,7 @@ export interface PayerAccount {
   readonly address: Hex;
 }
 
-export function newAccount(): PayerAccount {
-  return accountOf(generatePrivateKey());
-}
+export const newAccount = (): PayerAccount => accountOf(generatePrivateKey());
 
 export const accountOf = (key: Hex): PayerAccount => ({ key, address: privateKeyToAccount(key).address });
 
@@ -52,10 +50,7 @@ export function payableOffer(challenge: unknown): PayableOffer | string {
 
 export type SignedPayment = Awaited<ReturnType<typeof signPayment>>;
 
-/**
- * Signs the payment that the offer asks for, for no longer than a call needs. The token's domain is that of the network, whatever
- * the offer says.
- */
+/** Signs the payment of the offer for no longer than a call needs, with the network's token domain whatever the offer says. */
 export async function signPayment({ network, terms }: PayableOffer, { key, address }: PayerAccount) {
   const { chainId, token } = network;
   const now = Math.floor(systemClock.now() / 1000);

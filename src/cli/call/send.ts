@@ -1,7 +1,6 @@
 // Sends one call to a gateway and follows it to its end. A run has one idempotency key and signs one payment at most, so that a
 // request whose answer was lost is safe to send again: it makes no second call and no second payment. What stays unknown is told
 // as unknown, since a caller who is told of a failure calls, and pays, once more.
-
 import { isId } from "../../core/id.ts";
 import { printable } from "../../core/text.ts";
 import { systemClock } from "../../core/time.ts";
@@ -11,19 +10,8 @@ import { retryAfterMs } from "../../http/client/outbound.ts";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
 import { isJsonObject } from "../../wire/json.ts";
 import { usdc } from "../../x402/network.ts";
-import {
-  type AccessRequest,
-  ask,
-  CALL_VIEW,
-  type CallView,
-  fieldProblem,
-  type GatewayAccess,
-  type GatewayAnswer,
-  jsonOf,
-  openAnswer,
-  outboundError,
-  readAnswer,
-} from "./access.ts";
+import type { AccessRequest, CallView, GatewayAccess, GatewayAnswer } from "./access.ts";
+import { ask, CALL_VIEW, fieldProblem, jsonOf, openAnswer, outboundError, readAnswer } from "./access.ts";
 import type { SignedPayment } from "./payment.ts";
 
 /** Exit statuses, beside 0 for success and 2 for a wrong command line. */
@@ -71,9 +59,8 @@ export const tell = (text: string) => void process.stderr.write(`tollgate call: 
 const say = (text: string) => void (process.stderr.isTTY && process.stderr.write(`\r\x1b[K${shown(text)}\n`));
 
 /** The end of a run whose request the gateway did not take. */
-export function refused(run: CallRun, answer: GatewayAnswer): RunEnd {
-  return new RunEnd("refused", whatCame(run, answer, `the gateway refused the call (${answer.status})`));
-}
+export const refused = (run: CallRun, answer: GatewayAnswer): RunEnd =>
+  new RunEnd("refused", whatCame(run, answer, `the gateway refused the call (${answer.status})`));
 
 function whatCame({ access: { url } }: CallRun, answer: GatewayAnswer, did = `it answered ${answer.status}`): string {
   const { status, headers, text } = answer;
@@ -142,12 +129,7 @@ type MoreHeaders = Readonly<Record<string, string>>;
 
 const INVOCATION = "x-service-invocation-id";
 
-/**
- * Sends the call, and pays for it if the gateway asks for a price that may be paid.
- *
- * @returns a 202, or for a streamed call the agent's response
- * @throws RunEnd, OutboundError
- */
+/** Sends the call, and pays for it if the gateway asks for a price that may be paid. @throws RunEnd, OutboundError */
 export async function sendCall(run: CallRun, path: string, more: MoreHeaders = {}): Promise<CallAnswer> {
   const first = await sendSafely(run, path, more);
   if (isTaken(run, first)) return first;
@@ -176,10 +158,8 @@ function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
   // A signature can't be taken back.
   const { nonce, validBefore } = run.payment.authorization;
   const until = new Date(1000 * Number(validBefore)).toISOString();
-  return new RunEnd(
-    "refused",
-    `${message}; the payment that was signed has payment_nonce ${nonce}, and is valid until ${until}`,
-  );
+  const signed = `the payment that was signed has payment_nonce ${nonce}, and is valid until ${until}`;
+  return new RunEnd("refused", `${message}; ${signed}`);
 }
 
 /** Whether the answer says, though not as a gateway says it, that a call was taken or a payment collected. */

@@ -21,13 +21,7 @@ export class DemoProblem extends Error {
 /** Blocks whose state anvil keeps; by default it keeps all of them on disk, at 350 KB each (measured). */
 const STATES_KEPT = 64;
 
-/**
- * Finds anvil: where the operator says, or else on the PATH or in the packages of the working directory.
- *
- * @param configured a path, or the name of a program
- * @returns its path, and in words where it was found
- * @throws StartupProblem that says how to install it
- */
+/** Finds anvil where the operator says, or else on the PATH or in node_modules. @throws StartupProblem: how to install it */
 export function findAnvil(configured: string | null, cwd: string) {
   if (configured !== null) {
     const path = Bun.which(configured, { cwd });
@@ -68,11 +62,8 @@ export async function startAnvil(path: string, { chainId }: Network, dir: string
   const options = ["--port", "0", "--chain-id", `${chainId}`, "--prune-history", `${STATES_KEPT}`];
   const own = { env: { HOME: dir, PATH: "/usr/bin:/bin" }, stderr: "ignore", detached: true } as const;
   const chain = Bun.spawn([path, ...options, "--no-mining", "--color", "never"], { ...own, cwd: dir, stdin: "ignore" });
-  const guard = Bun.spawn(["/bin/sh", "-c", GUARD, "guard", String(chain.pid), dir], {
-    ...own,
-    stdin: "pipe",
-    stdout: "ignore",
-  });
+  const command = ["/bin/sh", "-c", GUARD, "guard", String(chain.pid), dir];
+  const guard = Bun.spawn(command, { ...own, stdin: "pipe", stdout: "ignore" });
   void chain.exited.then(() => guard.kill("SIGKILL"));
   opened.defer(async () => {
     // The guard goes first: when anvil has exited, another process may get its ID, and the guard must not kill that one.
@@ -179,17 +170,11 @@ export async function installToken(network: Network, request: CallNode): Promise
 }
 
 /** The data of a call that mints tokens, in smallest units; for `callAsAdmin`. */
-export function mintCall(to: Hex, units: bigint): Hex {
-  return encodeFunctionData({ abi: ABI, functionName: "mint", args: [to, units] });
-}
+export const mintCall = (to: Hex, units: bigint): Hex =>
+  encodeFunctionData({ abi: ABI, functionName: "mint", args: [to, units] });
 
 /** Sends a call of the token from its admin. @returns the hash of the transaction, which is not mined yet */
-export async function callAsAdmin(
-  { token }: Network,
-  request: CallNode,
-  data: Hex,
-  tipWei = ADMIN_TIP_WEI,
-): Promise<Hex> {
+export async function callAsAdmin({ token }: Network, request: CallNode, data: Hex, tipWei = ADMIN_TIP_WEI) {
   const transaction = {
     from: TOKEN_ADMIN,
     to: token.address,

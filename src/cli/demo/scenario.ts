@@ -5,13 +5,8 @@ import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
 import { usdc } from "../../x402/network.ts";
 import { type AccessRequest, ask, type GatewayAccess, type GatewayAnswer } from "../call/access.ts";
-import {
-  type PayableOffer,
-  type PayerAccount,
-  payableOffer,
-  type SignedPayment,
-  signPayment,
-} from "../call/payment.ts";
+import type { PayableOffer, PayerAccount, SignedPayment } from "../call/payment.ts";
+import { payableOffer, signPayment } from "../call/payment.ts";
 import { type DemoChain, DemoProblem } from "./chain.ts";
 import { duration, type ListLine, terminal } from "./terminal.ts";
 
@@ -49,11 +44,7 @@ export async function registerAgents(tenant: GatewayAccess, upstreams: Agents, p
 }
 
 /** Configures the facilitator; from then on payments are collected before the call is made. */
-export async function configureSettlement(
-  tenant: GatewayAccess,
-  facilitatorUrl: string,
-  bundle: string,
-): Promise<void> {
+export async function configureSettlement(tenant: GatewayAccess, facilitatorUrl: string, bundle: string) {
   const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext: bundle };
   const id = await create(tenant, "/v1/credentials", credential);
   const body = { facilitator_url: facilitatorUrl, facilitator_credential_ref: id };
@@ -88,10 +79,8 @@ async function call<T = unknown>(
   return { ...answer, body: answer.body as T, ms: performance.now() - startedAt };
 }
 
-async function create(tenant: GatewayAccess, path: string, body: object): Promise<string> {
-  const answer = await call<{ readonly id: string }>(tenant, { method: "POST", path, body }, SUCCESS.created);
-  return answer.body.id;
-}
+const create = async (tenant: GatewayAccess, path: string, body: object): Promise<string> =>
+  (await call<{ readonly id: string }>(tenant, { method: "POST", path, body }, SUCCESS.created)).body.id;
 
 /** Runs a whole paid call. @throws DemoProblem when a step does not go as it must */
 export async function runPaidCall(scenario: Scenario): Promise<void> {
@@ -174,9 +163,8 @@ function toolCall(name: string, args: object): object {
   return { jsonrpc: "2.0", id: 1, method: "tools/call", params: { name, arguments: args } };
 }
 
-function challengeFor({ tenant }: Scenario, path: string, body: object): Promise<DemoAnswer<object>> {
-  return call<object>(tenant, { method: "POST", path, body }, STATUS.payment_required);
-}
+const challengeFor = ({ tenant }: Scenario, path: string, body: object): Promise<DemoAnswer<object>> =>
+  call<object>(tenant, { method: "POST", path, body }, STATUS.payment_required);
 
 function offerIn(challenge: object): PayableOffer {
   const offer = payableOffer(challenge);
@@ -263,10 +251,7 @@ async function showToolResult(scenario: Scenario, path: string, { invocation_id 
   terminal.entries([["result", result.content[0].text]]);
 }
 
-function answerOf({ response_body_b64 }: PolledCall): unknown {
-  return JSON.parse(Buffer.from(response_body_b64, "base64").toString());
-}
+const answerOf = ({ response_body_b64 }: PolledCall): unknown =>
+  JSON.parse(Buffer.from(response_body_b64, "base64").toString());
 
-function elapsed({ ms }: { readonly ms: number }): string {
-  return `in ${duration(ms)}`;
-}
+const elapsed = ({ ms }: { readonly ms: number }): string => `in ${duration(ms)}`;

@@ -10,19 +10,8 @@ import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex } from "../../x402/types.ts";
-import {
-  type Finding,
-  failure,
-  findings,
-  inTime,
-  notChecked,
-  observed,
-  type Problem,
-  seconds,
-  skewProblem,
-  TooLate,
-  warning,
-} from "./findings.ts";
+import type { Finding, Problem } from "./findings.ts";
+import { failure, findings, inTime, notChecked, observed, seconds, skewProblem, TooLate, warning } from "./findings.ts";
 
 type Ask = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
@@ -139,13 +128,10 @@ export function nodeFindings(nodes: readonly NodeReport[]): Finding[] {
 }
 
 /** Whether the node answers and is on the right chain. */
-function isGood<T extends NodeReport>(node: T): node is T & { readonly answer: NodeAnswer } {
-  return typeof node.answer !== "string" && node.answer.chainId === BigInt(node.network.chainId);
-}
+const isGood = <T extends NodeReport>(node: T): node is T & { readonly answer: NodeAnswer } =>
+  typeof node.answer !== "string" && node.answer.chainId === BigInt(node.network.chainId);
 
-function goodAnswers(nodes: readonly NodeReport[]): NodeAnswer[] {
-  return nodes.filter(isGood).map(({ answer }) => answer);
-}
+const goodAnswers = (nodes: readonly NodeReport[]): NodeAnswer[] => nodes.filter(isGood).map(({ answer }) => answer);
 
 function silent(why: string, othersAnswer: boolean): Problem {
   const text = `it gives no usable answer: ${why}`;

@@ -14,15 +14,13 @@ import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from ".
 import { inspectPostgres } from "../../storage/postgres/inspect.ts";
 import { inspectSqlite } from "../../storage/sqlite/inspect.ts";
 import { type DataLocation, requireOwnDataDir, type Service } from "../open.ts";
+import type { Check, Finding, Problem } from "./findings.ts";
 import {
-  type Check,
-  type Finding,
   failure,
   findings,
   inTime,
   NAMED_MAX,
   notChecked,
-  type Problem,
   SECOND_CHECK_MS_MAX,
   seconds,
   skewProblem,
@@ -47,11 +45,7 @@ export function afterOpening(
   run: (database: DatabaseInspection | null) => Promise<Finding[]>,
 ): Check {
   const { what } = check;
-  return {
-    msMax: SECOND_CHECK_MS_MAX,
-    ...check,
-    run: () => opening.then(run, () => notChecked(what, "the database")),
-  };
+  return { msMax: SECOND_CHECK_MS_MAX, ...check, run: () => opening.then(run, () => notChecked(what, "the database")) };
 }
 
 export function databaseChecks(service: Service, location: DataLocation, opening: Opening): Check[] {
@@ -137,9 +131,8 @@ export function freeSpaceProblem(name: string, freeBytes: number): Problem | nul
   return freeBytes < GIB ? warning(text, advice) : null;
 }
 
-function bytesText(bytes: number): string {
-  return bytes < GIB ? `${Math.floor(bytes / 1024 ** 2)} MiB` : `${(bytes / GIB).toFixed(1)} GiB`;
-}
+const bytesText = (bytes: number): string =>
+  bytes < GIB ? `${Math.floor(bytes / 1024 ** 2)} MiB` : `${(bytes / GIB).toFixed(1)} GiB`;
 
 export async function keyFindings(
   place: DataLocation & Pick<Config, "masterKeys">,

@@ -12,14 +12,8 @@ import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
 import { CredentialFailure } from "../../gateway/upstream/failure.ts";
 import type { ClientIdentity } from "../../http/client/connections.ts";
 import { OutboundError } from "../../http/client/exchange.ts";
-import {
-  createOutbound,
-  exchangeJson,
-  fetchDocument,
-  fetchJson,
-  type Outbound,
-  ownAddresses,
-} from "../../http/client/outbound.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
+import { createOutbound, exchangeJson, fetchDocument, fetchJson, ownAddresses } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { openSealed } from "../../keys/keyring.ts";
@@ -27,17 +21,16 @@ import { findMasterKeys } from "../../keys/master-keys.ts";
 import type { DatabaseInspection } from "../../storage/inspect.ts";
 import { fitOf } from "../../storage/migrate.ts";
 import type { Network } from "../../x402/network.ts";
+import type { Finding, Problem } from "./findings.ts";
 import {
   CHECK_MS_MAX,
   certificateProblems,
-  type Finding,
   failure,
   findings,
   inTime,
   NAMED_MAX,
   notChecked,
   observed,
-  type Problem,
   problemOf,
   warning,
 } from "./findings.ts";
@@ -48,11 +41,8 @@ export async function issuerFindings(oidc: Oidc | null, trusted: Outbound): Prom
   if (oidc === null) return findings("issuer", [], "local, using this deployment's keys");
   const server = observed(trusted);
   const problem = await keysProblem(oidc, server.outbound);
-  return findings(
-    "issuer",
-    [problem, server.certificateProblem(), server.clockProblem()],
-    `${oidc.issuer} has keys that verify tokens`,
-  );
+  const problems = [problem, server.certificateProblem(), server.clockProblem()];
+  return findings("issuer", problems, `${oidc.issuer} has keys that verify tokens`);
 }
 
 const ISSUER_ADVICE =
@@ -124,11 +114,7 @@ type Group = Facilitator & { found: readonly Finding[] };
  * Sends each facilitator a request as a settlement would: under the host rules, with the tenant's own certificate or header.
  * Tenants with the same facilitator and credential share a request. Findings name tenants, and show nothing of their secrets.
  */
-export async function facilitatorFindings(
-  config: Config,
-  database: DatabaseInspection | null,
-  trusted: Outbound,
-): Promise<Finding[]> {
+export async function facilitatorFindings(config: Config, database: DatabaseInspection | null, trusted: Outbound) {
   const fit = database === null ? "none" : fitOf(database.schema);
   if (database === null || fit === "none") return findings("facilitators", [], "no tenant has one yet");
   if (fit !== "same" && fit !== "newer") return notChecked("facilitators", "a schema that fits this program");
@@ -197,9 +183,8 @@ async function uncollectedProblems({ read: { db, tables } }: DatabaseInspection)
   });
 }
 
-function named({ url, tenants: [first = "", ...others] }: Pick<Group, "url" | "tenants">): string {
-  return `facilitator ${url} of ${first}${others.length === 0 ? "" : ` and ${others.length} more`}`;
-}
+const named = ({ url, tenants: [first = "", ...others] }: Pick<Group, "url" | "tenants">): string =>
+  `facilitator ${url} of ${first}${others.length === 0 ? "" : ` and ${others.length} more`}`;
 
 /** Errors of credentials and bundles hold no part of a secret; other errors may. */
 function credentialProblem(error: unknown): Problem {
@@ -208,9 +193,7 @@ function credentialProblem(error: unknown): Problem {
   return isSafe ? failure(`its credential can't be used: ${error.message}`, advice) : problemOf(error, advice);
 }
 
-function base(url: string): string {
-  return url.replace(/\/+$/, "");
-}
+const base = (url: string): string => url.replace(/\/+$/, "");
 
 async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[]> {
   const unseen = "run `tollgate account list` at the facilitator to see whether the tenant has an account";
@@ -223,11 +206,8 @@ export async function facilitatorProblems(group: Facilitator, outbound: Outbound
   const server = observed(outbound);
   const problem = await supportedProblem(group, server.outbound);
   // The first certificate of the bundle is the tenant's own.
-  const [own = null] = certificateProblems(
-    "the tenant's client certificate",
-    group.tls?.cert ?? "",
-    "the tenant must store a new one in its credential",
-  );
+  const advice = "the tenant must store a new one in its credential";
+  const [own = null] = certificateProblems("the tenant's client certificate", group.tls?.cert ?? "", advice);
   return [problem, server.certificateProblem(), server.clockProblem(), own];
 }
 
@@ -263,17 +243,8 @@ function kindsProblem({ name, caip2 }: Network, body: unknown): Problem | null {
   return failure(`it does not settle on ${name}`, "the tenant must name a facilitator that does");
 }
 
-/**
- * Works on the items, a few at a time, until the deadline.
- *
- * @param until the deadline, by performance.now()
- * @returns how many items were not begun by then
- */
-export async function eachInTime<T>(
-  items: readonly T[],
-  until: number,
-  work: (item: T) => Promise<void>,
-): Promise<number> {
+/** Works on the items, a few at a time, until the deadline (performance.now()). Returns how many were not begun by then. */
+export async function eachInTime<T>(items: readonly T[], until: number, work: (item: T) => Promise<void>) {
   let left = 0;
   await mapLimit(items, AT_ONCE, async (item) => {
     if (performance.now() < until) await work(item);
