@@ -158,11 +158,7 @@ function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOption
     keep(isTrusted: (certificate: X509Certificate) => boolean) {
       for (const socket of handshakes.keys()) socket.destroy();
       const known = new Map<string, boolean>();
-      http.keep(({ fingerprint, certificate }) => {
-        const trusted = known.get(fingerprint) ?? isTrusted(certificate);
-        known.set(fingerprint, trusted);
-        return trusted;
-      });
+      http.keep(({ fingerprint, certificate }) => known.getOrInsertComputed(fingerprint, () => isTrusted(certificate)));
     },
   };
 }

@@ -50,13 +50,8 @@ export async function nextTenant({ db }: Reader, t: TableOfTenants, after: strin
 
 /** The tenants that have a row in the table. Each is looked up when the consumer is done with the one before. */
 export async function* tenantsIn(reader: Reader, table: TableOfTenants): AsyncGenerator<string> {
-  for (
-    let tenant = await nextTenant(reader, table, "");
-    tenant !== null;
-    tenant = await nextTenant(reader, table, tenant)
-  ) {
-    yield tenant;
-  }
+  for (let next = await nextTenant(reader, table, ""); next !== null; next = await nextTenant(reader, table, next))
+    yield next;
 }
 
 /** Rows of a tenant by their keys: `from` inclusive, `below` exclusive. */

@@ -102,11 +102,9 @@ async function joinSome(tx: Tx, totals: readonly Total[]): Promise<void> {
   const { invocationCounts: t } = tx.tables;
   for (const { tenant, dimension, value } of totals) {
     const isTotal = and(eq(t.tenant, tenant), eq(t.dimension, dimension), eq(t.value, value));
-    const rows = await tx.db
-      .delete(t)
-      .where(and(isTotal, or(gt(t.shard, 0), eq(t.count, 0))))
-      // The counts at the time of deletion, since other transactions may have added to them.
-      .returning({ count: t.count });
+    const isApart = and(isTotal, or(gt(t.shard, 0), eq(t.count, 0)));
+    // The counts at the time of deletion, since other transactions may have added to them.
+    const rows = await tx.db.delete(t).where(isApart).returning({ count: t.count });
     const delta = rows.reduce((sum, { count }) => sum + count, 0);
     tx.count(tenant, dimension, value, delta);
   }
@@ -135,9 +133,7 @@ export async function addToTotals(tx: Tx, tenant: string, deltas: ReadonlyMap<st
 /** A total of a tenant's catalog, as committed. */
 export async function totalOf(reader: Reader, tenant: string, list: string): Promise<number> {
   const { catalogTotals: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ count: t.count })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.list, list)));
+  const isTotal = and(eq(t.tenant, tenant), eq(t.list, list));
+  const [row] = await reader.db.select({ count: t.count }).from(t).where(isTotal);
   return row?.count ?? 0;
 }

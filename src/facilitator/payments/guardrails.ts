@@ -118,10 +118,8 @@ export const lockDays = (tx: Tx, account: string): Promise<void> => tx.lock(`cei
 
 const dayOfAccount = preparedRow(({ db, tables: { facilitatorDays: t } }) => {
   const { account, day } = bindAll(t, ["account", "day"]);
-  return db
-    .select()
-    .from(t)
-    .where(and(eq(t.account, account), eq(t.day, day)));
+  const isDay = and(eq(t.account, account), eq(t.day, day));
+  return db.select().from(t).where(isDay);
 });
 
 export async function usedOn(reader: Reader, of: DayOfAccount): Promise<Used> {

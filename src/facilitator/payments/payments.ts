@@ -92,43 +92,28 @@ export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
   };
 }
 
-/** Changes the payment if it is in one of the states `from`; null, with nothing changed, when it is in none of them. */
-async function changePayment(
-  tx: Tx,
-  key: PaymentKey,
-  from: readonly CollectionStatus[],
-  set: Partial<PaymentsTable["$inferInsert"]>,
-  also?: (t: PaymentsTable) => SQL | undefined,
-): Promise<Reservation | null> {
-  const { facilitatorPayments: t } = tx.tables;
-  const [row] = await tx.db
-    .update(t)
-    .set(set)
-    .where(and(hasKey(t, key), inArray(t.status, [...from]), also?.(t)))
-    .returning(reservation(t));
-  return row ?? null;
-}
-
-/** `changePayment` for what every settlement does, as a prepared query. The columns `names` get the values of their names. */
+/** Changes a payment that is in one of the states `from`. The columns `names` get the values of their names. */
 const preparedChange = (
   { from, to }: { readonly from: readonly CollectionStatus[]; readonly to: CollectionStatus },
   names: readonly (keyof FacilitatorPayment)[],
   also?: (t: PaymentsTable) => SQL | undefined,
 ) =>
-  prepared(({ db, tables: { facilitatorPayments: t } }: Tx) =>
-    db
-      .update(t)
-      .set({ ...bindAll(t, [...names]), status: to })
-      .where(and(hasGivenKey(t), inArray(t.status, [...from]), also?.(t)))
-      .returning(reservation(t)),
-  );
+  prepared(({ db, tables: { facilitatorPayments: t } }: Tx) => {
+    const set = { ...bindAll(t, [...names]), status: to };
+    const isFrom = and(hasGivenKey(t), inArray(t.status, [...from]), also?.(t));
+    return db.update(t).set(set).where(isFrom).returning(reservation(t));
+  });
 
 const sendClaim = preparedChange(COLLECTION_EVENTS.send, ["transaction_hash", "updated_at"], (t) =>
   eq(t.claim, bindAll(t, ["claim"]).claim),
 );
 
-const INCLUSION = ["transaction_hash", "block_number", "block_hash"] as const;
-const settlePayment = preparedChange(COLLECTION_EVENTS.settle, [...INCLUSION, "updated_at", "ended_at"]);
+const sent = COLLECTION_EVENTS.send.to;
+const touchSent = preparedChange({ from: [sent], to: sent }, ["updated_at"]);
+
+const INCLUSION = ["block_number", "block_hash", "updated_at", "ended_at"] as const;
+const settlePayment = preparedChange(COLLECTION_EVENTS.settle, ["transaction_hash", ...INCLUSION]);
+const reopenPayment = preparedChange(COLLECTION_EVENTS.reorganise, INCLUSION);
 
 const insertClaim = prepared(({ db, tables: { facilitatorPayments: t } }: Tx) =>
   db.insert(t).values(bindAll(t)).onConflictDoNothing().returning({ nonce: t.nonce }),
@@ -195,7 +180,7 @@ export const markSent = async (tx: Tx, { key, claim }: Pick<ClaimedPayment, "key
  * until the commit. False when the payment has ended: nothing may be broadcast then.
  */
 export const markSentAgain = async (tx: Tx, key: PaymentKey, now: number): Promise<boolean> =>
-  (await changePayment(tx, key, [COLLECTION_EVENTS.send.to], { updated_at: now })) !== null;
+  (await touchSent(tx).execute({ ...key, updated_at: now })).length > 0;
 
 /**
  * Records that a transaction of ours moved the money. False when that is recorded already, or the payment is not open.
@@ -248,10 +233,11 @@ export async function recordFailed(
     updated_at: now,
     ended_at: now,
   };
-  const row = await changePayment(tx, key, [as.was], set, (t) =>
-    and(eq(t.account, account), as.was === "claimed" ? eq(t.claim, as.claim) : undefined),
-  );
-  if (row === null) return false;
+  const { facilitatorPayments: t } = tx.tables;
+  const isClaim = as.was === "claimed" ? eq(t.claim, as.claim) : undefined;
+  const isIt = and(hasKey(t, key), eq(t.status, as.was), eq(t.account, account), isClaim);
+  const [row] = await tx.db.update(t).set(set).where(isIt).returning(reservation(t));
+  if (row === undefined) return false;
   if (burned === null || as.was === "claimed") {
     // A sent payment may still cost the gas that it holds, by a replacement transaction or by a late revert.
     const gasUsed = as.was === "claimed" ? -BigInt(row.gas_held) : 0n;
@@ -268,10 +254,8 @@ export async function withdrawClaim(tx: Tx, { key, claim }: Pick<ClaimedPayment,
   const account = await lockAccountOf(tx, key);
   if (account === null) return false;
   const { facilitatorPayments: t } = tx.tables;
-  const [row] = await tx.db
-    .delete(t)
-    .where(and(hasKey(t, key), eq(t.account, account), eq(t.claim, claim), eq(t.status, "claimed")))
-    .returning(reservation(t));
+  const isIt = and(hasKey(t, key), eq(t.account, account), eq(t.claim, claim), eq(t.status, "claimed"));
+  const [row] = await tx.db.delete(t).where(isIt).returning(reservation(t));
   if (row === undefined) return false;
   await guardrails.change(tx, row, { reserved: -BigInt(row.value), gasUsed: -BigInt(row.gas_held) });
   return true;
@@ -292,9 +276,8 @@ async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
 
 /** Reopens a settled payment whose block left the chain. The payment keeps its reservation, since it may land again. */
 export async function recordReorganised(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
-  const { from, to } = COLLECTION_EVENTS.reorganise;
-  const set = { status: to, block_number: null, block_hash: null, updated_at: now, ended_at: null };
-  return (await changePayment(tx, key, from, set)) !== null;
+  const values = { ...key, block_number: null, block_hash: null, updated_at: now, ended_at: null };
+  return (await reopenPayment(tx).execute(values)).length > 0;
 }
 
 export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
@@ -351,22 +334,16 @@ const openOrLater = prepared(({ db, tables: { facilitatorPayments: t } }: Reader
   const { payer, block_number } = bindAll(t, ["payer", "block_number"]);
   const isLater = and(sql`${t.status} = 'settled'`, gt(t.block_number, block_number));
   const columns = { nonce: t.nonce, status: t.status, value: t.value };
-  return db
-    .select(columns)
-    .from(t)
-    .where(and(eq(t.payer, payer), or(isOpen(t), isLater)));
+  const isHeld = and(eq(t.payer, payer), or(isOpen(t), isLater));
+  return db.select(columns).from(t).where(isHeld);
 });
 
 /** The nonces of the payer's sent payments, oldest first, as those are the likeliest to be in a block. */
 export async function sentNonces(reader: Reader, payer: Hex): Promise<Hex[]> {
   const { facilitatorPayments: t } = reader.tables;
-  const rows = await reader.db
-    .select({ nonce: t.nonce })
-    .from(t)
-    .where(and(eq(t.payer, payer), isOpen(t), eq(t.status, "sent")))
-    .orderBy(asc(t.created_at))
-    // Each nonce costs a request to a node.
-    .limit(50);
+  const isSent = and(eq(t.payer, payer), isOpen(t), eq(t.status, "sent"));
+  // Each nonce costs a request to a node.
+  const rows = await reader.db.select({ nonce: t.nonce }).from(t).where(isSent).orderBy(asc(t.created_at)).limit(50);
   return rows.map(({ nonce }) => nonce);
 }
 
@@ -382,13 +359,8 @@ async function gasReserved(tx: Tx, account: string, payer: Hex): Promise<{ reser
 /** Claims that no transaction was stored for, oldest first. */
 export function claimedWithoutTransaction(reader: Reader, limit: number): Promise<FacilitatorPayment[]> {
   const { facilitatorPayments: t } = reader.tables;
-  return reader.db
-    .select()
-    .from(t)
-    .where(and(isOpen(t), eq(t.status, "claimed")))
-    .orderBy(asc(t.created_at))
-    .limit(limit)
-    .execute();
+  const isClaimed = and(isOpen(t), eq(t.status, "claimed"));
+  return reader.db.select().from(t).where(isClaimed).orderBy(asc(t.created_at)).limit(limit).execute();
 }
 
 /** The number of open payments of each account that has any, in one scan of their index. */

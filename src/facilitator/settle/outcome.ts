@@ -131,10 +131,8 @@ export function createRefusalLog({ store, clock, log }: StoreTools) {
     const row = { ...named, reason, attempts: 1, created_at: now, updated_at: now };
     const storing = store.write(async ({ db, tables: { facilitatorRefusals: t } }) => {
       const set = { reason, attempts: sql`${t.attempts} + 1`, updated_at: now };
-      await db
-        .insert(t)
-        .values(row)
-        .onConflictDoUpdate({ target: [t.account, t.payer, t.nonce], set });
+      const target = [t.account, t.payer, t.nonce];
+      await db.insert(t).values(row).onConflictDoUpdate({ target, set });
     });
     await storing.catch((error) => log.warn("refusal_not_stored", { account: named.account, error }));
   };

@@ -102,19 +102,17 @@ export function createPendingNonces() {
   const nonceKey = (wallet: Hex, nonce: number) => `${wallet}:${nonce}`;
 
   function paymentOf(claimed: ClaimedPayment, status: CollectionStatus, sinceBlock: number): PendingPayment {
-    const name = paymentName(claimed.key);
-    const known = payments.get(name);
-    if (known !== undefined) return known;
-    const fresh = { pendingNonces: new Set<PendingNonce>(), moving: false, lookUps: 0 };
-    const payment: PendingPayment = { ...claimed, ...fresh, status, sinceBlock };
-    payments.set(name, payment);
-    return payment;
+    return payments.getOrInsertComputed(paymentName(claimed.key), () => {
+      const fresh = { pendingNonces: new Set<PendingNonce>(), moving: false, lookUps: 0 };
+      return { ...claimed, ...fresh, status, sinceBlock };
+    });
   }
 
   /** The nonce below which the wallet's nonces can soon be next in line. */
   const reach = (wallet: Hex): number => (counts.get(wallet) ?? Number.MAX_SAFE_INTEGER - REACH) + REACH;
 
-  const isInReach = ({ wallet, nonce }: PendingNonce): boolean => nonce < reach(wallet);
+  /** Whether no known block includes the nonce, which can soon be next in line. */
+  const isOpen = ({ wallet, nonce, inclusion }: PendingNonce) => inclusion === null && nonce < reach(wallet);
 
   /** Removes the payment if it has ended and has no pending nonce any more. */
   function forget(payment: PendingPayment): void {
@@ -131,8 +129,8 @@ export function createPendingNonces() {
   }
 
   return {
-    all: (): Iterable<PendingNonce> => pendingNonces.values(),
-    payments: (): IterableIterator<PendingPayment> => payments.values(),
+    all: (): IteratorObject<PendingNonce> => pendingNonces.values(),
+    payments: (): IteratorObject<PendingPayment> => payments.values(),
     of: (wallet: Hex, nonce: number): PendingNonce | undefined => pendingNonces.get(nonceKey(wallet, nonce)),
     /** The wallet's pending nonces that no known block includes, in order of nonce. */
     waiting: (wallet: Hex): PendingNonce[] =>
@@ -143,16 +141,14 @@ export function createPendingNonces() {
     /** How many payments of the wallet wait at nonces within reach; a nonce without payments counts as one. */
     load(wallet: Hex): number {
       let load = 0;
-      for (const each of pendingNonces.values()) {
-        const isWaiting = each.wallet === wallet && each.inclusion === null && isInReach(each);
-        if (isWaiting) load += Math.max(1, each.payments.size);
-      }
+      for (const each of pendingNonces.values())
+        if (each.wallet === wallet && isOpen(each)) load += Math.max(1, each.payments.size);
       return load;
     },
     reach,
     /** Notes the chain's transaction count of the wallet: the nonces below it are used. */
     advance: (wallet: Hex, count: number): void => void counts.set(wallet, count),
-    isInReach,
+    isOpen,
     /** Adds a stored transaction with the payments that it makes, due for broadcast at once. */
     add(row: TransactionRow, known: readonly (ClaimedPayment & Pick<PendingPayment, "status">)[]): PendingNonce {
       const name = nonceKey(row.wallet, row.wallet_nonce);

@@ -72,10 +72,8 @@ export function createWatcher(options: WatcherOptions) {
   }
 
   function isWaiting(): boolean {
-    for (const pendingNonce of pendingNonces.all())
-      if (pendingNonce.inclusion === null && pendingNonces.isInReach(pendingNonce)) return true;
-    for (const { status } of pendingNonces.payments()) if (status === "sent") return true;
-    return false;
+    const isAnySent = pendingNonces.payments().some(({ status }) => status === "sent");
+    return isAnySent || pendingNonces.all().some(pendingNonces.isOpen);
   }
 
   async function run(): Promise<void> {
@@ -122,7 +120,7 @@ function createReconcile(options: WatcherOptions, attempt: (step: string, work: 
 
   async function progressOf(wallet: Hex, waiting: readonly PendingNonce[], at: Block): Promise<NonceProgress> {
     const known = progresses.get(wallet);
-    const highest = waiting.findLast(pendingNonces.isInReach)?.nonce ?? -1;
+    const highest = waiting.findLast(pendingNonces.isOpen)?.nonce ?? -1;
     const most = Math.max(highest + 1, known?.count ?? 0);
     const count = await chain.transactionCount(wallet, at, known?.count ?? waiting[0]?.nonce, most);
     const isKnown = known?.count === count && known.since <= at.number;
@@ -155,8 +153,7 @@ function createReconcile(options: WatcherOptions, attempt: (step: string, work: 
   function overdue(at: Block): PendingPayment[] {
     return [...pendingNonces.payments()].filter((payment) => {
       if (payment.status !== "sent") return false;
-      const isOpen = (each: PendingNonce) => each.inclusion === null && pendingNonces.isInReach(each);
-      return isExpired(payment, at) || ![...payment.pendingNonces].some(isOpen);
+      return isExpired(payment, at) || ![...payment.pendingNonces].some(pendingNonces.isOpen);
     });
   }
 
@@ -265,7 +262,7 @@ function createBroadcaster(options: WatcherOptions) {
   function due(wallet: Hex, now: number): PendingNonce[] {
     const noncesDue = pendingNonces
       .waiting(wallet)
-      .filter((pendingNonce) => pendingNonce.broadcastAt <= now && pendingNonces.isInReach(pendingNonce))
+      .filter((pendingNonce) => pendingNonce.broadcastAt <= now && pendingNonces.isOpen(pendingNonce))
       .filter((pendingNonce) => !inFlight.has(pendingNonce) && !isObsolete(pendingNonce));
     const again = new Set(noncesDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, 50));
     return noncesDue.filter((pendingNonce) => pendingNonce.broadcasts === 0 || again.has(pendingNonce));
@@ -399,7 +396,7 @@ function createReplacer(parts: WalletParts) {
 
   /** Replaces and fills the nonces within reach that need it at `head`. @param next the sender's next nonce, if known */
   return async (signer: Signer, progress: NonceProgress, next: number | null, head: Block): Promise<void> => {
-    const waiting = pendingNonces.waiting(signer.address).filter(pendingNonces.isInReach);
+    const waiting = pendingNonces.waiting(signer.address).filter(pendingNonces.isOpen);
     const stuck = waiting.filter((each) => each.nonce >= progress.count && needsReplacement(each, progress, head));
     await replaceSome(signer, stuck, head);
     const end = Math.max((waiting.at(-1)?.nonce ?? -1) + 1, progress.count);
