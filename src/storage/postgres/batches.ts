@@ -297,5 +297,8 @@ export async function runCommands<Input, Output>(
 }
 
 /** Runs the groups one after the other. Resolves with the outputs of each. */
-export const runGroups = (groups: readonly CommandGroup[], on: DatabaseConnection, effects: Pick<Tx, "ended">) =>
-  Array.fromAsync(groups, ({ command, inputs }) => runCommands<unknown, unknown>(on, command, inputs, effects));
+export async function runGroups(groups: readonly CommandGroup[], on: DatabaseConnection, effects: Pick<Tx, "ended">) {
+  const outputs: unknown[][] = [];
+  for (const { command, inputs } of groups) outputs.push(await runCommands(on, command, inputs, effects));
+  return outputs;
+}
