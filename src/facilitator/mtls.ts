@@ -91,10 +91,8 @@ function createTlsServer(tls: TlsMaterial): Server {
   try {
     return createServer(secureOptions(tls));
   } catch (cause) {
-    throw new StartupProblem(
-      "TOLLGATE_TLS_CERT_FILE and TOLLGATE_TLS_KEY_FILE must be a certificate and its private key, and TOLLGATE_CLIENT_CA_FILE the certificates of a CA",
-      { cause },
-    );
+    const pair = "TOLLGATE_TLS_CERT_FILE and TOLLGATE_TLS_KEY_FILE must be a certificate and its private key";
+    throw new StartupProblem(`${pair}, and TOLLGATE_CLIENT_CA_FILE the certificates of a CA`, { cause });
   }
 }
 

@@ -11,6 +11,8 @@ import { CommitUnknown, STORE_RETRY_AFTER_SECONDS, STORE_UNAVAILABLE, UniqueViol
 export const unavailable = (cause: unknown): Fault =>
   new Fault("unavailable", STORE_UNAVAILABLE, { retryAfterSeconds: STORE_RETRY_AFTER_SECONDS, cause });
 
+export const isUnavailable = (error: unknown): boolean => error instanceof Fault && error.kind === "unavailable";
+
 export const waitedTooLong = () => unavailable(new Error("the request has waited for the database too long"));
 
 /** The database client's error inside Drizzle's, whose message shows all values. */
@@ -68,8 +70,7 @@ export function startProblem(error: unknown, databaseUrl?: string): StartupProbl
   const server = "the Postgres server of DATABASE_URL";
   const state = sqlState(error);
   const isFromPooler = state === POOLER_STATE;
-  const isLate = error instanceof Fault && error.kind === "unavailable";
-  if (isLate || (isConnectionLost(error) && !isFromPooler)) {
+  if (isUnavailable(error) || (isConnectionLost(error) && !isFromPooler)) {
     // A proxy before a Postgres that is still starting closes connections too, so this may pass.
     const isClosed = error instanceof SQL.PostgresError && error.code === "ERR_POSTGRES_CONNECTION_FAILED";
     const why = isClosed ? ": the connection was closed, as by a server that is not Postgres" : "";
@@ -104,8 +105,7 @@ const CHARACTER_REFUSED = /^22(021|P05)$/;
 
 /** The meaning of a failure after the commit was sent. An error of the server itself says that it was undone. */
 export function postgresCommitFailure(thrown: unknown): unknown {
-  const isUnknown = isConnectionLost(thrown) || (thrown instanceof Fault && thrown.kind === "unavailable");
-  return isUnknown ? new CommitUnknown(thrown) : postgresFailure(thrown);
+  return isConnectionLost(thrown) || isUnavailable(thrown) ? new CommitUnknown(thrown) : postgresFailure(thrown);
 }
 
 export function postgresFailure(thrown: unknown): unknown {
@@ -159,8 +159,7 @@ export function untilStored<T>(step: () => Promise<T>, stop: () => boolean, paus
       try {
         return await step();
       } catch (error) {
-        const mayPass = error instanceof Fault && error.kind === "unavailable";
-        if (!mayPass || stop() || actingRequest()?.isOverdue() === true) throw error;
+        if (!isUnavailable(error) || stop() || actingRequest()?.isOverdue() === true) throw error;
       }
       await Bun.sleep(Math.min(pause, Math.max(0, until - performance.now())));
     }

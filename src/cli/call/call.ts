@@ -215,9 +215,8 @@ async function showEnd(run: CallRun, view: CallView, isJson = false): Promise<vo
     throw cutShort(run, view, `the response of ${run.invocation} was lost with the connection`);
   tellUncollected(run, view);
   if (body === undefined) {
-    tell(
-      `note: the response of ${run.invocation} was not kept, capture_body of the agent is off (--stream passes it on)`,
-    );
+    const why = "capture_body of the agent is off (--stream passes it on)";
+    tell(`note: the response of ${run.invocation} was not kept, ${why}`);
   } else if (view.response_truncated) {
     const problem = `only the start of the response of ${run.invocation} was kept (--stream passes all of it on)`;
     throw new RunEnd("failed", problem, view);
@@ -316,9 +315,8 @@ async function print({ output, invocation }: CallRun, bytes: Uint8Array): Promis
   if (output.isCut || bytes.length === 0) return;
   if (process.stdout.isTTY && CONTROL_CHARACTER.test(output.decoder.decode(bytes, { stream: true }))) {
     output.isCut = true;
-    tell(
-      `note: the response of ${invocation} has control characters and is not shown on a terminal: send it to a file (> FILE)`,
-    );
+    const why = "has control characters and is not shown on a terminal: send it to a file (> FILE)";
+    tell(`note: the response of ${invocation} ${why}`);
     return;
   }
   output.last = bytes.at(-1);

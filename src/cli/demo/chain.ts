@@ -32,9 +32,9 @@ export function findAnvil(configured: string | null, cwd: string) {
   const name = `@foundry-rs/anvil-${process.platform}-${process.arch === "x64" ? "amd64" : process.arch}`;
   const path = Bun.which("anvil") ?? Bun.which(join(cwd, "node_modules", name, "bin", "anvil"));
   if (path !== null) return { path, found: path.includes("node_modules") ? "in node_modules" : "on the PATH" };
-  throw new StartupProblem(
-    `anvil must be installed (npm install --no-save ${name}, or https://getfoundry.sh): TOLLGATE_ANVIL is not set, and it is neither on the PATH nor in node_modules here`,
-  );
+  const where = "TOLLGATE_ANVIL is not set, and it is neither on the PATH nor in node_modules here";
+  const how = `npm install --no-save ${name}, or https://getfoundry.sh`;
+  throw new StartupProblem(`anvil must be installed (${how}): ${where}`);
 }
 
 function whyNot(program: string, cwd: string): string {

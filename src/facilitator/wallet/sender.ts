@@ -6,6 +6,7 @@ import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { endsWithin } from "../../kernel/wait.ts";
+import { isUnavailable } from "../../storage/failures.ts";
 import { type Tx, UniqueViolation } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { markSent, markSentAgain } from "../payments/payments.ts";
@@ -287,8 +288,7 @@ export function createBatchStore({ store, clock, log, leases, pendingNonces }: B
       try {
         return await work();
       } catch (error) {
-        const isUnsure = store.isShared && error instanceof Fault && error.kind === "unavailable";
-        if (!isUnsure || stopped) throw error;
+        if (!store.isShared || !isUnavailable(error) || stopped) throw error;
         log.warn("transactions_in_doubt", { error });
         await Bun.sleep(STORE_RETRY_MS);
       }

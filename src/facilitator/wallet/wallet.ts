@@ -3,9 +3,9 @@
 import type { Chain } from "../../chain/chain.ts";
 import { quoteFees } from "../../chain/fees.ts";
 import { MULTICALL3_CHECKSUMMED } from "../../chain/token.ts";
-import { Fault } from "../../core/fault.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { MAX } from "../../kernel/limits.ts";
+import { isUnavailable } from "../../storage/failures.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Limits } from "../payments/guardrails.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
@@ -225,13 +225,11 @@ function createSharing({ chain, limits, log }: ChoiceOptions): (payer: Hex) => P
 /** Passes while no node responds: payments are then sent one by one until Multicall3 is found. @throws StartupProblem */
 export async function requireMulticall3(chain: Chain): Promise<void> {
   const isDeployed = await chain.hasMulticall3().catch((error: unknown) => {
-    if (error instanceof Fault && error.kind === "unavailable") return true;
+    if (isUnavailable(error)) return true;
     throw error;
   });
-  if (!isDeployed)
-    throw new StartupProblem(
-      `TOLLGATE_BATCH must be 0, since the chain of TOLLGATE_RPC_URLS has no Multicall3 at ${MULTICALL3_CHECKSUMMED}`,
-    );
+  const without = `the chain of TOLLGATE_RPC_URLS has no Multicall3 at ${MULTICALL3_CHECKSUMMED}`;
+  if (!isDeployed) throw new StartupProblem(`TOLLGATE_BATCH must be 0, since ${without}`);
 }
 
 type Readiness =

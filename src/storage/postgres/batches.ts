@@ -1,13 +1,12 @@
 // Batches commands on Postgres: those that arrive in one turn of the event loop, or while a batch is being written, share a
 // transaction, in which each kind of command is one statement. A command that is alone is written at once.
-import { Fault } from "../../core/fault.ts";
 import { createTurnQueue } from "../../kernel/batch.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { LONG_WAIT_MS } from "../../kernel/wait.ts";
-import { unavailable } from "../failures.ts";
-import { type Command, type CommandBase, CommitUnknown, type SqlRow, type Tx } from "../store.ts";
+import { isUnavailable, unavailable } from "../failures.ts";
+import type { Command, CommandBase, SqlRow, Tx } from "../store.ts";
 import type { DatabaseConnection } from "./pool.ts";
 
 // biome-ignore lint/suspicious/noExplicitAny: commands of all kinds are in one queue, each with its own type of input.
@@ -188,7 +187,8 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
       );
       await inSlices(answers, (give) => give());
     } catch (error) {
-      if (batch.length === 1 || concernsAll(error)) {
+      // Where the database is unreachable or slow no single command is to blame, and retrying each would make it worse.
+      if (batch.length === 1 || isUnavailable(error)) {
         for (const member of batch) answer(member, () => member.reject(error));
         return;
       }
@@ -252,10 +252,6 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
     },
   };
 }
-
-/** Whether the database is unreachable or slow: no single command is to blame, and retrying each would only make it worse. */
-const concernsAll = (error: unknown): boolean =>
-  error instanceof CommitUnknown || (error instanceof Fault && error.kind === "unavailable");
 
 /** Batches for each kind of command, so that one that waits for a locked table holds up no other kind. */
 export function createCommandKinds(options: Pick<CommandBatchesOptions, "waitMsMax" | "run">) {

@@ -128,10 +128,8 @@ export async function probeCapabilities(client: SQL, databaseUrl: string): Promi
     throw new StartupProblem(`the Postgres database must have the encoding UTF8, and has ${encoding}`);
   }
   if (standby === 1) throw new PassingStartupProblem("the Postgres server of DATABASE_URL is a read-only standby");
-  if (read_only === "on")
-    throw new PassingStartupProblem(
-      "the Postgres database of DATABASE_URL is read-only (default_transaction_read_only)",
-    );
+  const readOnly = "the Postgres database of DATABASE_URL is read-only (default_transaction_read_only)";
+  if (read_only === "on") throw new PassingStartupProblem(readOnly);
   return {
     server,
     default_isolation: isolation,
