@@ -140,7 +140,7 @@ export function keepAs(path: string, kept: string): void {
 }
 
 /**
- * Creates an empty file that only its owner may use: where root creates it the owner of its directory, who runs the service.
+ * Creates an empty file for its owner alone. If root creates it, it belongs to its directory's owner, as whom the service runs.
  *
  * @throws the file system's error, `EEXIST` when the name is taken, also by a link
  */

@@ -235,7 +235,7 @@ export function steadyJobLease(store: Store, job: string, ms: number, holder: st
   };
 }
 
-/** Whether a lease of length `ms` holds. One that ends later than that allows was written before the clock was set back. */
+/** Whether a lease of length `ms` holds. One that ends later than `now + ms` is from before the clock was set back: it does not. */
 export const leaseHolds = (until: number, now: number, ms: number): boolean => until > now && until - ms <= now;
 
 /** `leaseHolds` as a condition of a statement. */
