@@ -1,20 +1,9 @@
-// Every table, defined once for both databases by the column types of columns.ts. Keys, indexes and constraints are in the
-// migrations beside this file, since they differ between the databases. Times are milliseconds since the epoch unless a
-// comment says otherwise, JSON is stored as text, and every row of a tenant has a `tenant` column. One file, since queries
-// join these tables.
+// Every table, in one file since queries join them, defined once for both databases by the column types of columns.ts. Keys,
+// indexes and constraints are in the migrations, since they differ. Times are milliseconds since the epoch unless a comment
+// says otherwise, JSON is stored as text, and every row of a tenant has a `tenant` column.
 import { type Column, type GetColumnData, inArray, type SQL, sql } from "drizzle-orm";
 import type { Hex } from "../src/core/bytes.ts";
-import type {
-  AgentStatus,
-  CollectionStatus,
-  ErrorClass,
-  ErrorDetail,
-  InvocationStatus,
-  Mode,
-  PolicyAction,
-  Protocol,
-  SettlementStatus,
-} from "../src/core/states.ts";
+import type * as states from "../src/core/states.ts";
 import type { Columns } from "./columns.ts";
 
 export type AuthType = "bearer" | "api_key" | "none";
@@ -26,7 +15,8 @@ export type CountDimension = "all" | "agent" | "status" | "mode" | "settlement" 
 
 const writtenAt = (c: Columns) => ({ created_at: c.whole().notNull(), updated_at: c.whole().notNull() });
 
-/** The key of a body of a call. */
+const rowKey = (c: Columns) => ({ tenant: c.text().notNull(), id: c.text().notNull() });
+
 const bodyKey = (c: Columns) => ({
   invocation_id: c.text().notNull(),
   tenant: c.text().notNull(),
@@ -36,8 +26,7 @@ const bodyKey = (c: Columns) => ({
 function catalogTables(c: Columns) {
   return {
     agents: c.table("agents", {
-      tenant: c.text().notNull(),
-      id: c.text().notNull(),
+      ...rowKey(c),
       name: c.text().notNull(),
       description: c.text().notNull(),
       /** JSON array of strings. */
@@ -53,7 +42,7 @@ function catalogTables(c: Columns) {
       rate_revision: c.whole().notNull(),
       emit_receipts: c.flag().notNull(),
       capture_body: c.flag().notNull(),
-      protocol: c.text().$type<Protocol>().notNull(),
+      protocol: c.text().$type<states.Protocol>().notNull(),
       mcp_transport: c.text().$type<"streamable_http">(),
       mcp_protocol_version: c.text(),
       /** JSON of the Pricing object. */
@@ -65,8 +54,7 @@ function catalogTables(c: Columns) {
     }),
 
     credentials: c.table("credentials", {
-      tenant: c.text().notNull(),
-      id: c.text().notNull(),
+      ...rowKey(c),
       name: c.text().notNull(),
       auth_type: c.text().$type<AuthType>().notNull(),
       source: c.text().$type<CredentialSource>().notNull(),
@@ -109,8 +97,8 @@ function listTables(c: Columns) {
       tenant: c.text().notNull(),
       inactive: c.flag().notNull(),
       id: c.text().notNull(),
-      status: c.text().$type<AgentStatus>().notNull(),
-      protocol: c.text().$type<Protocol>().notNull(),
+      status: c.text().$type<states.AgentStatus>().notNull(),
+      protocol: c.text().$type<states.Protocol>().notNull(),
       /** Bytes of `tags` and `text` together. */
       size: c.whole().notNull(),
       tags: c.text(),
@@ -123,16 +111,15 @@ function listTables(c: Columns) {
 /** The columns of an invocation. `created_at` is the time inside the ID, so history orders and filters by ID. */
 function invocationColumns(c: Columns) {
   return {
-    tenant: c.text().notNull(),
-    id: c.text().notNull(),
+    ...rowKey(c),
     agent_id: c.text().notNull(),
     /** The user claim of the caller. */
     caller: c.text().notNull(),
-    mode: c.text().$type<Mode>().notNull(),
-    status: c.text().$type<InvocationStatus>().notNull(),
-    error_class: c.text().$type<ErrorClass>(),
+    mode: c.text().$type<states.Mode>().notNull(),
+    status: c.text().$type<states.InvocationStatus>().notNull(),
+    error_class: c.text().$type<states.ErrorClass>(),
     /** Null also for calls that programs before schema version 3 have ended. */
-    error_detail: c.text().$type<ErrorDetail>(),
+    error_detail: c.text().$type<states.ErrorDetail>(),
     model: c.text(),
     mcp_method: c.text(),
     mcp_tool: c.text(),
@@ -141,7 +128,7 @@ function invocationColumns(c: Columns) {
     payment_amount: c.text(),
     payment_payer: c.text(),
     payment_nonce: c.text(),
-    settlement_status: c.text().$type<SettlementStatus>(),
+    settlement_status: c.text().$type<states.SettlementStatus>(),
     /** JSON of the settlement sub-record, without its status. */
     settlement: c.text(),
     upstream_status: c.whole(),
@@ -222,13 +209,9 @@ function invocationTables(c: Columns) {
       expires_at: c.whole().notNull(),
     }),
 
-    /**
-     * Calls that were refused to their caller while it was unknown whether they had been stored. If such a call appears
-     * later, it is removed and never made.
-     */
+    /** Calls refused while it was unknown whether they were stored. One that appears later is removed and never made. */
     refusedCalls: c.table("refused_calls", {
-      tenant: c.text().notNull(),
-      id: c.text().notNull(),
+      ...rowKey(c),
       /** The token of the claim in the same write; null for a call that was stored pending. */
       claim: c.text(),
       created_at: c.whole().notNull(),
@@ -326,9 +309,9 @@ function policyTables(c: Columns) {
       tenant: c.text().notNull(),
       /** 1, and one more with each replacement. */
       version: c.whole().notNull(),
-      default_action: c.text().$type<PolicyAction>().notNull(),
+      default_action: c.text().$type<states.PolicyAction>().notNull(),
       /** A column of its own, so that it can be used even when the rules can't be parsed. */
-      on_error: c.text().$type<PolicyAction>().notNull(),
+      on_error: c.text().$type<states.PolicyAction>().notNull(),
       /** JSON array of the rules as they were put. */
       rules: c.text().notNull(),
       updated_at: c.whole().notNull(),
@@ -336,12 +319,11 @@ function policyTables(c: Columns) {
 
     /** `created_at` is the time inside the ID. */
     policyDecisions: c.table("policy_decisions", {
-      tenant: c.text().notNull(),
-      id: c.text().notNull(),
+      ...rowKey(c),
       agent_id: c.text().notNull(),
-      protocol: c.text().$type<Protocol>().notNull(),
+      protocol: c.text().$type<states.Protocol>().notNull(),
       mcp_tool: c.text(),
-      action: c.text().$type<PolicyAction>().notNull(),
+      action: c.text().$type<states.PolicyAction>().notNull(),
       /** Null when the action came from default or on_error. */
       matched_rule: c.whole(),
       reason: c.text().notNull(),
@@ -351,7 +333,6 @@ function policyTables(c: Columns) {
 
 export type BodyKind = "request" | "response";
 
-/** Large bodies, which are stored in parts. */
 function bodyTables(c: Columns) {
   return {
     /** Parts of large bodies: the whole request of an open call, and the first MiB of captured bodies of an ended one. */
@@ -373,7 +354,6 @@ function bodyTables(c: Columns) {
   };
 }
 
-/** Trust receipts, and the outbox from which they are made. */
 function receiptTables(c: Columns) {
   return {
     /** What consumers are to be told of a call: written when its end and its settlement are final, deleted by the consumer. */
@@ -487,7 +467,7 @@ function facilitatorTables(c: Columns) {
     facilitatorPayments: c.table("facilitator_payments", {
       ...paymentKey(c),
       account: c.text().notNull(),
-      status: c.text().$type<CollectionStatus>().notNull(),
+      status: c.text().$type<states.CollectionStatus>().notNull(),
       /** Token of the attempt that claimed it: only that attempt, or a process that has read the token, may send or undo it. */
       claim: c.text().notNull(),
       pay_to: c.text().$type<Hex>().notNull(),
@@ -615,22 +595,13 @@ export function defineSchema(c: Columns) {
 
 export type Tables = ReturnType<typeof defineSchema>;
 
-/**
- * Matches calls that do not wait for a payment. The partial index of pending calls has exactly this text, since a database
- * would not use the index for a different one.
- */
-export function paidFor({ settlement_status }: Tables["openInvocations"]) {
-  return sql`coalesce(${settlement_status}, '') <> 'pending'`;
-}
+/** Matches calls that do not wait for a payment. The partial index of pending calls is used for exactly this text only. */
+export const paidFor = ({ settlement_status }: Tables["openInvocations"]) =>
+  sql`coalesce(${settlement_status}, '') <> 'pending'`;
 
-/**
- * `column in (…)`, padded with the last value to a power of two, since each number of values is a statement of its own, which
- * Postgres keeps prepared on every connection.
- */
+/** `column in (…)`, padded with the last value to a power of two: Postgres keeps a statement prepared for each number of values. */
 export function oneOf<C extends Column>(column: C, values: readonly GetColumnData<C, "raw">[]): SQL {
   const length = values.length === 0 ? 0 : 2 ** Math.ceil(Math.log2(values.length));
-  return inArray(
-    column,
-    Array.from({ length }, (_, at) => values[Math.min(at, values.length - 1)] as (typeof values)[number]),
-  );
+  const padded = Array.from({ length }, (_, at) => values[Math.min(at, values.length - 1)] as (typeof values)[number]);
+  return inArray(column, padded);
 }

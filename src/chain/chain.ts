@@ -1,6 +1,5 @@
 // The chain as the facilitator, and the gateway's look at open payments, query it: simulations, balances, receipts,
 // broadcasts. A negative answer counts only at the hash of a known block, since a node that is behind proves nothing.
-
 import { encodeFunctionData, toHex } from "viem";
 import { Fault } from "../core/fault.ts";
 import { type Clock, systemClock } from "../core/time.ts";
@@ -8,7 +7,7 @@ import { authorizationDigest } from "../x402/eip3009.ts";
 import type { Network } from "../x402/network.ts";
 import type { Authorization, Hex, Payment } from "../x402/types.ts";
 import { type Fees, quoteFees, type Tip } from "./fees.ts";
-import { findUse, type Use } from "./find-use.ts";
+import { findUse } from "./find-use.ts";
 import * as wire from "./json-rpc.ts";
 import { RpcError } from "./json-rpc.ts";
 import { createNewestBlock } from "./newest-block.ts";
@@ -42,17 +41,7 @@ type BlockId = Pick<wire.Block, "number" | "hash">;
 type AuthorizationId = Pick<Authorization, "from" | "nonce">;
 
 /** What one node, asked alone, says about an authorization. */
-export interface NodeView {
-  readonly network: Network;
-  /** The node's own newest block. */
-  readonly head: wire.Block;
-  /** Whether the authorization had been used or cancelled by the end of `head`; null when the node does not answer. */
-  readonly isUsed: Promise<boolean | null>;
-  /** Whether the node still answers, and for our chain. */
-  test(): Promise<boolean>;
-  receipt(hash: Hex): Promise<wire.Receipt | null>;
-  findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
-}
+export type NodeView = Awaited<ReturnType<typeof viewsOf>>[number];
 
 export type Chain = ReturnType<typeof createChain>;
 
@@ -109,12 +98,7 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
      * @param least expected count: a lower one is believed only when no node reports more
      * @param most highest known count: a higher one is believed only as far as all nodes report it
      */
-    transactionCount(
-      address: Hex,
-      at: BlockId | "pending",
-      least = 0,
-      most = Number.POSITIVE_INFINITY,
-    ): Promise<number> {
+    transactionCount(address: Hex, at: BlockId | "pending", least = 0, most = Number.POSITIVE_INFINITY) {
       const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
       return countWithin(rpc, { method: "eth_getTransactionCount", ...asked, read: wire.count }, least, most);
     },
@@ -148,15 +132,18 @@ function stateQuestion({ token: { key } }: Network, { from, nonce }: Authorizati
   return { method: "eth_call", params: [{ to: key, data }], read: wire.truth };
 }
 
-async function viewsOf(rpc: Rpc, authorization: AuthorizationId): Promise<readonly NodeView[]> {
+async function viewsOf(rpc: Rpc, authorization: AuthorizationId) {
   const question = stateQuestion(rpc.network, authorization);
   return (await rpc.heads()).map(({ endpoint, block: head }) => ({
     network: rpc.network,
+    /** The node's own newest block. */
     head,
+    /** Whether the authorization had been used or cancelled by the end of `head`; null when the node does not answer. */
     isUsed: endpoint.ask({ ...question, at: head }).catch(() => null),
+    /** Whether the node still answers, and for our chain. */
     test: endpoint.test,
-    receipt: (hash) => receipt(endpoint, hash),
-    findUse: (authorization, fromBlock, toBlock) => findUse(endpoint, authorization, fromBlock, toBlock),
+    receipt: (hash: Hex) => receipt(endpoint, hash),
+    findUse: (used: Authorization, from: number, to: number) => findUse(endpoint, used, from, to),
   }));
 }
 
@@ -179,11 +166,7 @@ async function receipt(rpc: NodeClient, hash: Hex, shows: (receipt: wire.Receipt
  * payer's code could recognise one that has neither. It waits a moment for a window that is just opening. While the newest
  * block stands still nothing is refused, since the payer may have been funded since.
  */
-function createSimulate(
-  rpc: Rpc,
-  newestBlock: ReturnType<typeof createNewestBlock>,
-  tip: () => Promise<Tip>,
-): (authorization: Authorization, signature: Hex, from: Hex) => Promise<Simulation> {
+function createSimulate(rpc: Rpc, newestBlock: ReturnType<typeof createNewestBlock>, tip: () => Promise<Tip>) {
   async function estimate(transfer: SimulatedTransfer, at: string): Promise<Simulation> {
     // Twice the base fee of a block that is ten seconds old is still enough.
     const [{ block }, suggested] = await Promise.all([newestBlock.newest(10_000), tip()]);
@@ -215,7 +198,7 @@ function createSimulate(
     }
   }
 
-  return async (authorization, signature, from) => {
+  return async (authorization: Authorization, signature: Hex, from: Hex): Promise<Simulation> => {
     const transaction = { authorization, signature, from };
     let simulation = await estimate(transaction, "latest");
     // The next block has a later time. It is queried only when needed, since a node builds a pending block for each query.
@@ -240,9 +223,7 @@ function transferGas(result: unknown): bigint {
   return gas;
 }
 
-function isEarly(simulation: Simulation): boolean {
-  return !simulation.ok && token.isNotYetValid(simulation.reason);
-}
+const isEarly = (simulation: Simulation): boolean => !simulation.ok && token.isNotYetValid(simulation.reason);
 
 /** The price fields of the real transaction, so that nobody can recognise the simulation by its price. */
 function pricedBy({ maxFee, maxPriorityFee }: Fees) {
@@ -250,8 +231,7 @@ function pricedBy({ maxFee, maxPriorityFee }: Fees) {
 }
 
 async function feeBelow(rpc: Rpc, bytes: number): Promise<bigint> {
-  const size = BigInt(Math.ceil(bytes));
-  const data = encodeFunctionData({ ...token.CALLS.feeUpperBound, args: [size] });
+  const data = encodeFunctionData({ ...token.CALLS.feeUpperBound, args: [BigInt(Math.ceil(bytes))] });
   const call = { to: token.FEE_ORACLE, data };
   const read = (result: unknown) => (result === "0x" ? 0n : wire.word(result));
   return unlessRefused(rpc.ask({ method: "eth_call", params: [call, "latest"], read, isAnswer: token.isRefusal }), 0n);
@@ -302,17 +282,11 @@ async function balanceAt(rpc: Rpc, payer: Hex, { number, hash, parentHash }: wir
 }
 
 async function broadcast(rpc: Rpc, raw: Hex, everywhere: boolean): Promise<Reception> {
-  const question: Question<Reception> = {
-    method: "eth_sendRawTransaction",
-    params: [raw],
-    read: (result) => {
-      wire.hash(result);
-      return "accepted";
-    },
-    isAnswer: (error) => receptionOf(error.message) !== null,
-  };
+  const isAnswer = ({ message }: RpcError) => receptionOf(message) !== null;
+  const question = { method: "eth_sendRawTransaction", params: [raw], read: wire.hash, isAnswer };
   try {
-    return await (everywhere ? rpc.askAll(question) : rpc.ask(question));
+    await (everywhere ? rpc.askAll(question) : rpc.ask(question));
+    return "accepted";
   } catch (error) {
     if (error instanceof RpcError) return receptionOf(error.message) ?? "unknown";
     if (error instanceof Fault) return "unknown";
@@ -324,8 +298,7 @@ async function broadcast(rpc: Rpc, raw: Hex, everywhere: boolean): Promise<Recep
 function receptionOf(message: string): Reception | null {
   if (/already (known|imported|exists)|known transaction|alreadyknown/i.test(message)) return "accepted";
   if (/underpriced|replacement fee|fee too low|fee per gas less than/i.test(message)) return "underpriced";
-  if (/nonce (is )?too low|nonce too small|oldnonce|lower than the (current|account)/i.test(message)) {
-    return "nonce used";
-  }
-  return null;
+  return /nonce (is )?too low|nonce too small|oldnonce|lower than the (current|account)/i.test(message)
+    ? "nonce used"
+    : null;
 }

@@ -1,5 +1,4 @@
-// The fees of a transaction (EIP-1559): of a new one, of a replacement, and of one that frees a nonce. Pure; all amounts are
-// wei per gas.
+// The fees of a transaction (EIP-1559) in wei per gas: of a new one, of a replacement, and of one that frees a nonce. Pure.
 
 /** Priority fee: what nodes suggest, the least that a replacement offers, and the most while the base fee is not higher. */
 export type Tip = Readonly<Record<"suggested" | "least" | "most", bigint>>;
@@ -21,9 +20,7 @@ const most = (a: bigint, b: bigint): bigint => (a > b ? a : b);
  * A node's suggestion is a first offer: at most the base fee, or the network's most where that is more. If a place
  * in a block costs more than that, replacements raise the offer step by step.
  */
-function firstOffer(tip: Tip, baseFee: bigint): bigint {
-  return least(tip.suggested, most(baseFee, tip.most));
-}
+const firstOffer = (tip: Tip, baseFee: bigint): bigint => least(tip.suggested, most(baseFee, tip.most));
 
 /** The fees of a new transaction; null while the base fee is over the cap, since no block would include it. */
 export function quoteFees(baseFee: bigint, tip: Tip, cap: bigint): Fees | null {
@@ -53,8 +50,7 @@ export function raiseFees(before: Fees, baseFee: bigint, tip: Tip, cap: bigint):
 
 /**
  * The fees of an empty transaction that replaces one which must not land any more. Never null: where the cap leaves no room
- * to raise, the fee is the cap itself, which nodes that do not hold the earlier transaction accept. A base fee over the cap
- * comes down again.
+ * to raise, the fee is the cap, which nodes that do not hold the earlier transaction accept. A base fee over the cap falls again.
  */
 export function freeingFees(before: Fees, baseFee: bigint, tip: Tip, cap: bigint): Fees {
   const base = least(baseFee, cap);

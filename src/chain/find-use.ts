@@ -117,6 +117,5 @@ export function createOwnTransfers({ restoredAt, clock, chain, ownWallets }: Own
 }
 
 /** Whether one of the wallets sent the transaction, and it moved the money. */
-export function isOwnTransfer(network: Network, receipt: wire.Receipt, wallets: ReadonlySet<Hex>, by: Authorization) {
-  return receipt.from !== null && wallets.has(receipt.from) && token.isPaidBy(network, by, receipt);
-}
+export const isOwnTransfer = (network: Network, receipt: wire.Receipt, wallets: ReadonlySet<Hex>, by: Authorization) =>
+  receipt.from !== null && wallets.has(receipt.from) && token.isPaidBy(network, by, receipt);

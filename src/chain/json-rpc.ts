@@ -144,9 +144,7 @@ export function block(value: unknown) {
 }
 
 /** The time of a block that may be pending, and then has neither hash nor number; null where there is no block. */
-export function timestamp(block: unknown): number | null {
-  return block === null ? null : count(field(block, "timestamp"));
-}
+export const timestamp = (block: unknown): number | null => (block === null ? null : count(field(block, "timestamp")));
 
 export type LogEntry = Readonly<ReturnType<typeof logEntry>>;
 

@@ -2,7 +2,6 @@
 // because one node is behind, nor far ahead because one node is wrong. When it stands still, leaps, or does not fit the
 // machine's clock, the nodes are compared, and those behind or far ahead are put aside: a node that stands still answers
 // every request, so failover alone would never leave it.
-
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
@@ -153,11 +152,8 @@ async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock, isUnknown
  * Where no node answers for its head, the nodes know too little to judge any block.
  */
 async function headsWithoutState(heads: readonly Head[], known: wire.Block): Promise<(block: wire.Block) => boolean> {
-  const answers = ({ endpoint }: Head, at: wire.Block) =>
-    endpoint.ask({ ...ANY_STATE, at }).then(
-      () => true,
-      () => false,
-    );
+  const answers = async ({ endpoint }: Head, at: wire.Block) =>
+    (await endpoint.ask({ ...ANY_STATE, at }).catch(() => null)) !== null;
   const hasState = await Promise.all(heads.map((head) => answers(head, head.block)));
   const isKnown = (await Promise.all(heads.map((head) => answers(head, known)))).includes(true);
   const alone = new Set(heads.filter((_, at) => !hasState[at]).map(({ block }) => block.hash));
@@ -188,8 +184,7 @@ const isLeap = (newest: wire.Block, known: wire.Block): boolean =>
 const isFarAhead = (newest: wire.Block, known: wire.Block): boolean =>
   newest.number - known.number > JUMP_BLOCKS_MAX || newest.timestamp - known.timestamp > JUMP_SECONDS_MAX;
 
-// Chain time, by which the token decides: a payment is expired, or not yet valid, by the chain's time and not because a clock
-// of ours is wrong.
+// Chain time, by which the token decides whether a payment is expired or not yet valid; a clock of ours may be wrong.
 
 /** Up to this difference our clock may be as accurate as the chain time known here. */
 const NEAR_MS = 3000;
@@ -198,12 +193,6 @@ const NEAR_MS = 3000;
 export interface TimeSpan {
   readonly earliest: number;
   readonly latest: number;
-}
-
-/** A block's time in unix seconds, and when it was seen (performance.now), by which the time is carried on. */
-interface TimeReading {
-  readonly timestamp: number;
-  readonly at: number;
 }
 
 /** A block not below the known one, with an earlier time, while the known one fits the clock: the block's time is wrong. */
@@ -220,17 +209,17 @@ export interface ChainTimeOptions {
 
 /** The returned function throws Fault `unavailable` when no node answers, or all that do may stand still. */
 export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => Promise<TimeSpan> {
-  let next: Promise<TimeReading | null> = Promise.resolve(null);
+  let next: Promise<number | null> = Promise.resolve(null);
   let askedAt = Number.NEGATIVE_INFINITY;
   let isFar = false;
 
-  /** Shared by all callers for a second, because a node builds a pending block for each request. */
-  function askNext(): Promise<TimeReading | null> {
+  /** The pending block's `startOf`. Shared by all callers for a second, because a node builds the block for each request. */
+  function askNext(): Promise<number | null> {
     if (performance.now() - askedAt < 1000) return next;
     askedAt = performance.now();
     next = chain
       .nextTimestamp()
-      .then((timestamp) => (timestamp === null ? null : { timestamp, at: performance.now() }));
+      .then((timestamp) => (timestamp === null ? null : startOf(timestamp, performance.now())));
     return next;
   }
 
@@ -243,13 +232,11 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
   }
 
   async function timeAt({ block, at }: NewestBlock): Promise<number> {
-    let time = timeOf({ timestamp: block.timestamp, at });
+    const time = startOf(block.timestamp, at) + performance.now();
+    if (Math.abs(clock.now() - time) <= NEAR_MS) return time;
     // Where blocks are rare the newest one is old, so the time of the pending block is queried.
-    if (Math.abs(clock.now() - time) > NEAR_MS) {
-      const reading = await askNext();
-      if (reading !== null) time = Math.max(time, timeOf(reading));
-    }
-    return time;
+    const pending = await askNext();
+    return pending === null ? time : Math.max(time, pending + performance.now());
   }
 
   return async () => {
@@ -265,4 +252,5 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
   };
 }
 
-const timeOf = ({ timestamp, at }: TimeReading): number => timestamp * 1000 + (performance.now() - at);
+/** The chain's time when performance.now() was 0, by a block's time in unix seconds and when the block was seen. */
+const startOf = (timestamp: number, at: number): number => timestamp * 1000 - at;

@@ -63,10 +63,7 @@ export function createRpc(options: RpcOptions) {
 
   return {
     network,
-    /**
-     * @throws RpcError when that is the answer; StaleNode when all endpoints that answer are behind; Fault
-     * `unavailable` when none gives a usable answer
-     */
+    /** @throws RpcError as the answer; StaleNode when all that answer are behind; Fault `unavailable` when no answer is usable */
     async ask<T>(question: Question<T>): Promise<T> {
       const progress: FailoverProgress<T> = { behind: null, last: undefined, doubted: null };
       const working = workingEndpoints();
@@ -97,10 +94,8 @@ export function createRpc(options: RpcOptions) {
           const state = endpoint.state();
           if (state === "untested" || (state === "down" && !isAnyGood)) await endpoint.test();
           if (endpoint.state() !== "good") return [];
-          return endpoint.ask(NEWEST).then(
-            (block) => [{ endpoint, block }],
-            () => [],
-          );
+          const block = await endpoint.ask(NEWEST).catch(() => null);
+          return block === null ? [] : [{ endpoint, block }];
         }),
       );
       return found.flat();
@@ -119,16 +114,14 @@ export function createRpc(options: RpcOptions) {
       await Promise.all(endpoints.map((each) => each.test()));
       const wrongChain = endpoints.find((each) => each.state() === "wrongChain");
       if (wrongChain === undefined) return;
-      throw new StartupProblem(
-        `TOLLGATE_RPC_URLS: endpoint ${wrongChain.index} (counted from 0) is not of chain ${network.chainId} (${network.title})`,
-      );
+      const found = `endpoint ${wrongChain.index} (counted from 0) is not of chain ${network.chainId} (${network.title})`;
+      throw new StartupProblem(`TOLLGATE_RPC_URLS: ${found}`);
     },
   };
 }
 
-function isAnswer<T>(question: Question<T>, error: unknown): error is RpcError {
-  return error instanceof RpcError && question.isAnswer?.(error) === true;
-}
+const isAnswer = <T>(question: Question<T>, error: unknown): error is RpcError =>
+  error instanceof RpcError && question.isAnswer?.(error) === true;
 
 /** @throws the error that is the answer */
 function unwrapAnswer<T>({ answer }: EndpointAnswer<T>): T {
@@ -136,10 +129,7 @@ function unwrapAnswer<T>({ answer }: EndpointAnswer<T>): T {
   return answer;
 }
 
-/**
- * Null when no endpoint gives a certain answer; `progress` then holds the reason. An endpoint not known to work is tested
- * first.
- */
+/** Null when no endpoint gives a certain answer; `progress` tells why. An endpoint not known to work is tested first. */
 async function askInTurn<T>(
   endpoints: readonly Endpoint[],
   question: Question<T>,
@@ -197,10 +187,7 @@ type EndpointState = "untested" | "good" | "down" | "wrongChain";
 
 type Endpoint = ReturnType<typeof createEndpoint>;
 
-/**
- * One node: its state, its retry backoff, and a bound on requests in flight. Errors and the log name a node by its position
- * in the list, never by its URL.
- */
+/** One node: its state, its backoff, its requests in flight. Errors and the log name a node by its position, not its URL. */
 function createEndpoint(url: string, index: number, options: RpcOptions) {
   const { network, outbound, log, onError, timeoutMs = 3000, tracer = null } = options;
   const server = { outbound, url, timeoutMs, answerBytesMax: 4 * 1024 * 1024 };

@@ -1,22 +1,11 @@
 // The token's contract: the call that moves the money, the events that prove it, and the reasons of refusals; and
 // Multicall3, by which one transaction makes several such calls. Pure.
-import {
-  encodeFunctionData,
-  hexToNumber,
-  keccak256,
-  numberToHex,
-  pad,
-  parseAbi,
-  prepareEncodeFunctionData,
-  size,
-  slice,
-  toEventSelector,
-} from "viem";
+import * as viem from "viem";
 import type { Network } from "../x402/network.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { LogEntry, Receipt, RpcError } from "./json-rpc.ts";
 
-const ABI = parseAbi([
+const ABI = viem.parseAbi([
   "function authorizationState(address authorizer, bytes32 nonce) view returns (bool)",
   "function balanceOf(address account) view returns (uint256)",
   "function getL1FeeUpperBound(uint256 size) view returns (uint256)",
@@ -32,21 +21,21 @@ const ABI = parseAbi([
  * function among others and hashing its name costs twice as much as encoding a call.
  */
 export const CALLS = {
-  transfer: prepareEncodeFunctionData({
-    abi: parseAbi([
+  transfer: viem.prepareEncodeFunctionData({
+    abi: viem.parseAbi([
       "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, uint8 v, bytes32 r, bytes32 s)",
     ]),
   }),
-  transferByAnySignature: prepareEncodeFunctionData({
-    abi: parseAbi([
+  transferByAnySignature: viem.prepareEncodeFunctionData({
+    abi: viem.parseAbi([
       "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, bytes signature)",
     ]),
   }),
-  authorizationState: prepareEncodeFunctionData({ abi: ABI, functionName: "authorizationState" }),
-  balanceOf: prepareEncodeFunctionData({ abi: ABI, functionName: "balanceOf" }),
-  feeUpperBound: prepareEncodeFunctionData({ abi: ABI, functionName: "getL1FeeUpperBound" }),
-  isValidSignature: prepareEncodeFunctionData({ abi: ABI, functionName: "isValidSignature" }),
-  aggregate: prepareEncodeFunctionData({ abi: ABI, functionName: "aggregate3" }),
+  authorizationState: viem.prepareEncodeFunctionData({ abi: ABI, functionName: "authorizationState" }),
+  balanceOf: viem.prepareEncodeFunctionData({ abi: ABI, functionName: "balanceOf" }),
+  feeUpperBound: viem.prepareEncodeFunctionData({ abi: ABI, functionName: "getL1FeeUpperBound" }),
+  isValidSignature: viem.prepareEncodeFunctionData({ abi: ABI, functionName: "isValidSignature" }),
+  aggregate: viem.prepareEncodeFunctionData({ abi: ABI, functionName: "aggregate3" }),
 };
 /** The GasPriceOracle predeploy of OP-stack chains. */
 export const FEE_ORACLE: Hex = "0x420000000000000000000000000000000000000f";
@@ -56,9 +45,9 @@ const VALID = "0x1626ba7e";
 export const GAS_MIN = 50_000n;
 /** More than any transfer costs; what a contract wallet's signature check may burn is bounded by it. */
 export const GAS_MAX = 500_000n;
-const TRANSFER = toEventSelector("Transfer(address,address,uint256)");
-export const AUTHORIZATION_USED = toEventSelector("AuthorizationUsed(address,bytes32)");
-export const AUTHORIZATION_CANCELED = toEventSelector("AuthorizationCanceled(address,bytes32)");
+const TRANSFER = viem.toEventSelector("Transfer(address,address,uint256)");
+export const AUTHORIZATION_USED = viem.toEventSelector("AuthorizationUsed(address,bytes32)");
+export const AUTHORIZATION_CANCELED = viem.toEventSelector("AuthorizationCanceled(address,bytes32)");
 
 /**
  * The call data of the transfer. Both forms of the call take the signature of a contract wallet too, which must
@@ -69,32 +58,27 @@ export const AUTHORIZATION_CANCELED = toEventSelector("AuthorizationCanceled(add
 export function transferData(authorization: Authorization, signature: Hex): Hex {
   const { from, to, value, validAfter, validBefore, nonce } = authorization;
   const words = [from, to, value, validAfter, validBefore, nonce] as const;
-  if (size(signature) !== 65) {
-    return encodeFunctionData({ ...CALLS.transferByAnySignature, args: [...words, signature] });
+  if (viem.size(signature) !== 65) {
+    return viem.encodeFunctionData({ ...CALLS.transferByAnySignature, args: [...words, signature] });
   }
-  const [r, s, v] = [slice(signature, 0, 32), slice(signature, 32, 64), hexToNumber(slice(signature, 64))];
-  return encodeFunctionData({ ...CALLS.transfer, args: [...words, v, r, s] });
+  const [r, s] = [viem.slice(signature, 0, 32), viem.slice(signature, 32, 64)];
+  const v = viem.hexToNumber(viem.slice(signature, 64));
+  return viem.encodeFunctionData({ ...CALLS.transfer, args: [...words, v, r, s] });
 }
 
-export const balanceData = (holder: Hex): Hex => encodeFunctionData({ ...CALLS.balanceOf, args: [holder] });
+export const balanceData = (holder: Hex): Hex => viem.encodeFunctionData({ ...CALLS.balanceOf, args: [holder] });
 
 /** Whether a contract wallet's answer to `isValidSignature` means valid: the first word, as the token reads it. */
-export function saysValid(answer: Hex): boolean {
-  return answer.length >= 66 && answer.slice(0, 66) === VALID.padEnd(66, "0");
-}
+export const saysValid = (answer: Hex): boolean => answer.startsWith(VALID.padEnd(66, "0"));
 
 /** The indexed topics of the AuthorizationUsed and AuthorizationCanceled events, after the event's selector. */
-export function authorizationTopics({ from, nonce }: Authorization): [authorizer: Hex, nonce: Hex] {
-  return [pad(from), nonce];
-}
+export const authorizationTopics = ({ from, nonce }: Authorization): [authorizer: Hex, nonce: Hex] => [
+  viem.pad(from),
+  nonce,
+];
 
-function isEvent({ token }: Network, log: LogEntry, topics: readonly Hex[]): boolean {
-  return (
-    log.address === token.key &&
-    log.topics.length === topics.length &&
-    topics.every((topic, index) => log.topics[index] === topic)
-  );
-}
+const isEvent = ({ token }: Network, log: LogEntry, topics: readonly Hex[]): boolean =>
+  log.address === token.key && Bun.deepEquals(log.topics, topics);
 
 /** Whether the event says that the authorization was used or cancelled. */
 export function isEndOf(network: Network, authorization: Authorization, log: LogEntry): boolean {
@@ -110,12 +94,12 @@ export function isEndOf(network: Network, authorization: Authorization, log: Log
 export function isPaidBy(network: Network, authorization: Authorization, receipt: Receipt): boolean {
   const { from, to, value, nonce } = authorization;
   if (!receipt.succeeded) return false;
-  const moved = [TRANSFER, pad(from), pad(to)];
-  const amount = numberToHex(value, { size: 32 });
+  const moved = [TRANSFER, viem.pad(from), viem.pad(to)];
+  const amount = viem.numberToHex(value, { size: 32 });
   const unproven: Hex[] = [];
   for (const log of receipt.logs) {
     const [, , used] = log.topics;
-    if (used !== undefined && isEvent(network, log, [AUTHORIZATION_USED, pad(from), used])) unproven.push(used);
+    if (used !== undefined && isEvent(network, log, [AUTHORIZATION_USED, viem.pad(from), used])) unproven.push(used);
     else if (isEvent(network, log, moved) && log.data === amount && unproven.pop() === nonce) return true;
   }
   return false;
@@ -127,9 +111,7 @@ const HALTED =
 const REVERTED_CODE = 3;
 
 /** Whether the error of an eth_call or eth_estimateGas is about the call, and not about the node. */
-export function isRefusal(error: RpcError): boolean {
-  return error.code === REVERTED_CODE || HALTED.test(error.message);
-}
+export const isRefusal = (error: RpcError): boolean => error.code === REVERTED_CODE || HALTED.test(error.message);
 
 const ALLOWANCE = /gas required exceeds allowance\D*(\d+)/i;
 const PRICE = /insufficient funds|base ?fee|fee cap|fee per gas/i;
@@ -142,14 +124,10 @@ export function isAboutPrice({ code, message }: RpcError, gas: bigint): boolean 
 }
 
 /** Whether the token refused because the authorization is used or cancelled. */
-export function isUsedUp(reason: string): boolean {
-  return /used or cancell?ed/i.test(reason);
-}
+export const isUsedUp = (reason: string): boolean => /used or cancell?ed/i.test(reason);
 
 /** Whether the window was not open yet: the newest block can be older than a window that has just opened. */
-export function isNotYetValid(reason: string): boolean {
-  return /not yet valid/i.test(reason);
-}
+export const isNotYetValid = (reason: string): boolean => /not yet valid/i.test(reason);
 
 /** The exact reason of a refusal, for the operator: nodes include the text of `Error(string)` in their message. */
 export function refusalReason({ message }: RpcError): string {
@@ -168,8 +146,7 @@ const CODE_HASH: Hex = "0xd5c15df687b16f2ff992fc8d767b4216323184a2bbc6ee2f9c398c
 
 /**
  * Gas that a shared transaction may need beyond the sum of its payments' limits. Each limit was estimated for a transaction
- * of its own, so it includes the base cost of 21,000 gas, which covers the call's data and its part in Multicall3 several
- * times over (measured: 6,000 each).
+ * of its own, so it includes the base cost of 21,000 gas: more than the call's data and its part in Multicall3 (measured: 6,000).
  */
 export const SHARED_GAS = 50_000n;
 /** The gas limit of one shared transaction; Base allows at most 2^24 = 16,777,216 (EIP-7825). */
@@ -178,10 +155,8 @@ export const SHARED_GAS_MAX = 16_000_000n;
 /** The call data of `aggregate3`: each of the calls goes to the target, and each may fail alone. */
 export function aggregateData(target: Hex, calls: readonly Hex[]): Hex {
   const args = calls.map((callData) => ({ target, allowFailure: true, callData }));
-  return encodeFunctionData({ ...CALLS.aggregate, args: [args] });
+  return viem.encodeFunctionData({ ...CALLS.aggregate, args: [args] });
 }
 
 /** Whether this is the code of Multicall3, and not of another contract, which might waste the gas. */
-export function isMulticall3(code: Hex): boolean {
-  return keccak256(code) === CODE_HASH;
-}
+export const isMulticall3 = (code: Hex): boolean => viem.keccak256(code) === CODE_HASH;

@@ -143,12 +143,8 @@ async function certificatesOf({ db, tables: { facilitatorCertificates: t } }: Tx
 }
 
 /** A certificate belongs to one account at most, since it identifies the account that a request is from. */
-async function insertCertificate(
-  { db, tables: { facilitatorCertificates: t } }: Tx,
-  account: string,
-  fingerprint: string,
-  now: number,
-): Promise<void> {
+async function insertCertificate({ db, tables }: Tx, account: string, fingerprint: string, now: number) {
+  const { facilitatorCertificates: t } = tables;
   const [other] = await db.select({ account: t.account }).from(t).where(eq(t.fingerprint, fingerprint));
   if (other !== undefined)
     throw new Fault("conflict", `the certificate belongs to the account ${other.account} already`);
@@ -173,11 +169,7 @@ export async function setEnabled(store: Store, clock: Clock, name: string, enabl
   if (changed.length === 0) throw noSuchAccount();
 }
 
-/**
- * Removes the account and its certificates. Its payments and what it has used of its limits stay, in case the name returns.
- *
- * @throws Fault `not_found`
- */
+/** Removes the account and its certificates, but not its payments and used limits: its name may return. @throws Fault `not_found` */
 export async function removeAccount(store: Store, given: string): Promise<void> {
   const name = given.trim();
   await changeAccount(store, name, async (tx, exists) => {
@@ -208,9 +200,4 @@ export async function accountOf(reader: Reader, fingerprint: string): Promise<Fa
     maxPerTransaction: row.max_per_transaction === null ? null : BigInt(row.max_per_transaction),
     dailyCeiling: row.daily_ceiling === null ? null : BigInt(row.daily_ceiling),
   };
-}
-
-/** Looks up the name of the enabled account that a certificate belongs to; null when there is none. */
-export function ownerOf(reader: Reader): (fingerprint: string) => Promise<string | null> {
-  return async (fingerprint) => (await accountOf(reader, fingerprint))?.name ?? null;
 }

@@ -7,14 +7,8 @@ import { parseCertificates } from "../core/certificates.ts";
 import { errorCode } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import {
-  type HttpOptions,
-  type KnownPeer,
-  OpenSockets,
-  openPort,
-  type PortAddress,
-  serveConnections,
-} from "../http/http1.ts";
+import type { HttpOptions, KnownPeer, PortAddress } from "../http/http1.ts";
+import { OpenSockets, openPort, serveConnections } from "../http/http1.ts";
 import { MAX } from "../kernel/limits.ts";
 import { every } from "../kernel/loop.ts";
 import { createReservedShare } from "../kernel/share.ts";
@@ -97,10 +91,8 @@ function createTlsServer(tls: TlsMaterial): Server {
   try {
     return createServer(secureOptions(tls));
   } catch (cause) {
-    throw new StartupProblem(
-      "TOLLGATE_TLS_CERT_FILE and TOLLGATE_TLS_KEY_FILE must be a certificate and its private key, and TOLLGATE_CLIENT_CA_FILE the certificates of a CA",
-      { cause },
-    );
+    const pair = "TOLLGATE_TLS_CERT_FILE and TOLLGATE_TLS_KEY_FILE must be a certificate and its private key";
+    throw new StartupProblem(`${pair}, and TOLLGATE_CLIENT_CA_FILE the certificates of a CA`, { cause });
   }
 }
 
@@ -164,11 +156,7 @@ function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOption
     keep(isTrusted: (certificate: X509Certificate) => boolean) {
       for (const socket of handshakes.keys()) socket.destroy();
       const known = new Map<string, boolean>();
-      http.keep(({ fingerprint, certificate }) => {
-        const trusted = known.get(fingerprint) ?? isTrusted(certificate);
-        known.set(fingerprint, trusted);
-        return trusted;
-      });
+      http.keep(({ fingerprint, certificate }) => known.getOrInsertComputed(fingerprint, () => isTrusted(certificate)));
     },
   };
 }
@@ -230,9 +218,7 @@ interface Following {
 /**
  * Polls the files of certificate, key and client CA while the port runs, so that writing the files renews them. A change counts
  * once two consecutive reads have found the same content, so that a half-written file is not used. If the new content is
- * unusable, the last material stays in use, and the problem is logged once.
- *
- * @returns a function that ends the polling
+ * unusable, the last material stays in use, and the problem is logged once. Returns a function that ends the polling.
  */
 export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Following): () => void {
   let inUse = tls;

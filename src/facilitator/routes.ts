@@ -83,9 +83,8 @@ function openRoutes({ protocol, readiness }: Pick<FacilitatorRoutes, "protocol" 
 }
 
 /** Serves the plain port. */
-export function createOpenEdge(options: Pick<FacilitatorRoutes, "protocol" | "readiness" | "log" | "meters">) {
-  return createGuardedEdge({ ...options, app: openRoutes(options), guard: null });
-}
+export const createOpenEdge = (options: Pick<FacilitatorRoutes, "protocol" | "readiness" | "log" | "meters">) =>
+  createGuardedEdge({ ...options, app: openRoutes(options), guard: null });
 
 /** Serves the mutual-TLS port. */
 export function createPeerEdge(options: FacilitatorRoutes) {
@@ -140,9 +139,7 @@ async function readBody(request: Request): Promise<unknown> {
   requireJsonType(request);
   const bytes = await request.bytes();
   if (bytes.length > MAX.settleBodyBytes) {
-    throw new Fault("invalid_request", `body: larger than ${MAX.settleBodyBytes} bytes`, {
-      closesConnection: true,
-    });
+    throw new Fault("invalid_request", `body: larger than ${MAX.settleBodyBytes} bytes`, { closesConnection: true });
   }
   return parseJson(bytes);
 }

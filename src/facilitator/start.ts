@@ -26,7 +26,7 @@ import { openTracer } from "../tracing/open.ts";
 import type { Network } from "../x402/network.ts";
 import type { Hex } from "../x402/types.ts";
 import { createVerifier } from "../x402/verify.ts";
-import { ownerOf } from "./accounts.ts";
+import { accountOf } from "./accounts.ts";
 import { followTlsFiles, LISTENER_LIMITS, listenMutualTls, type TlsMaterial, type TlsReading } from "./mtls.ts";
 import type { Limits } from "./payments/guardrails.ts";
 import { createPaymentSpans } from "./payments/payment-spans.ts";
@@ -106,7 +106,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
     port: options.port,
     tls,
     answer: edge.fetch,
-    ownerOf: ownerOf(store.read),
+    ownerOf: async (fingerprint) => (await accountOf(store.read, fingerprint))?.name ?? null,
     bodyBytesMax: MAX.settleBodyBytes,
     limits: LISTENER_LIMITS,
     clock: systemClock,
@@ -174,9 +174,7 @@ function compose(
   const wallets = own.map(({ address }) => address);
   const leases = createWalletLeases({ store, clock, log, wallets });
   const wallet = createWallet({ ...common, chain, signers: own, leases });
-  const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
-  const time = createChainTime({ chain, clock, log });
-  const settleChain = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
+  const settleChain = { ...chain, simulate: wallet.simulate, time: createChainTime({ chain, clock, log }) };
   meters.gauges({ balances: wallet.balances });
   const ownWallets = createOwnWallets(store, wallets);
   const findOwnTransfer = createOwnTransfers({ restoredAt, clock, chain, ownWallets });

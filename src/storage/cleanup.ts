@@ -50,13 +50,8 @@ export async function nextTenant({ db }: Reader, t: TableOfTenants, after: strin
 
 /** The tenants that have a row in the table. Each is looked up when the consumer is done with the one before. */
 export async function* tenantsIn(reader: Reader, table: TableOfTenants): AsyncGenerator<string> {
-  for (
-    let tenant = await nextTenant(reader, table, "");
-    tenant !== null;
-    tenant = await nextTenant(reader, table, tenant)
-  ) {
-    yield tenant;
-  }
+  for (let next = await nextTenant(reader, table, ""); next !== null; next = await nextTenant(reader, table, next))
+    yield next;
 }
 
 /** Rows of a tenant by their keys: `from` inclusive, `below` exclusive. */
@@ -110,10 +105,7 @@ interface ClockStepGuardOptions extends Pick<StoreTools, "clock" | "log"> {
   readonly monotonic?: () => number;
 }
 
-/**
- * Runs `work` every `everyMs`, for the first time after that interval, and skips it when the wall clock was stepped in between.
- * Returns a function that stops it.
- */
+/** Runs `work` every `everyMs`, unless the wall clock was stepped in between. Returns a function that stops it. */
 export function withClockStepGuard(options: ClockStepGuardOptions, work: () => Promise<unknown>): () => void {
   const { clock, log, everyMs, monotonic = () => performance.now() } = options;
   let offset = clock.now() - monotonic();

@@ -1,32 +1,13 @@
 // The data directory: its lock, and how secret files are written into it.
 //
 // At most one gateway or facilitator works on a data directory: a second one would take the first one's calls for those of a
-// dead process. The lock is an SQLite lock on a file of its own, so it ends with the process, however that ends, and commands
-// can open the database meanwhile.
+// dead process. The lock is an SQLite lock on a file of its own: it ends with the process, and commands can open the database.
 //
 // A secret file can't be recreated. It is readable by its owner only, appears under its name only when it is complete and on
 // disk, and never replaces another file: it is linked into place, which fails if the name is taken, while a rename would not.
 // Some file systems have no hard links (exFAT, some network shares); `giveName` does without.
 import { Database, SQLiteError } from "bun:sqlite";
-import {
-  accessSync,
-  closeSync,
-  constants,
-  copyFileSync,
-  existsSync,
-  fchownSync,
-  fsyncSync,
-  linkSync,
-  mkdirSync,
-  openSync,
-  readFileSync,
-  renameSync,
-  rmSync,
-  statSync,
-  unlinkSync,
-  writeFile,
-  writeSync,
-} from "node:fs";
+import * as fs from "node:fs";
 import { hostname, uptime } from "node:os";
 import { dirname, join } from "node:path";
 import { errorCode } from "../core/fault.ts";
@@ -37,7 +18,7 @@ const LOCK_FILE = "tollgate.lock";
 
 /** @param advice follows the problem. @throws StartupProblem when another process holds the directory. */
 export function acquireDataDirLock(dir: string, advice = "") {
-  mkdirSync(dir, { recursive: true, mode: 0o700 });
+  fs.mkdirSync(dir, { recursive: true, mode: 0o700 });
   const path = join(dir, LOCK_FILE);
   ensurePrivateFile(path);
   const file = new Database(path, { readwrite: true });
@@ -70,7 +51,7 @@ export function takeOver(dir: string, holder: string, { now }: Clock) {
   let lock: ReturnType<typeof acquireDataDirLock> | null = null;
   try {
     lock = acquireDataDirLock(dir);
-    const { dev, ino } = statSync(join(dir, LOCK_FILE));
+    const { dev, ino } = fs.statSync(join(dir, LOCK_FILE));
     const held: LockHolder = { holder, host: hostname(), file: `${dev} ${ino}`, started_at: now() - uptime() * 1000 };
     const path = join(dir, "tollgate.replica");
     ensurePrivateFile(path);
@@ -78,7 +59,7 @@ export function takeOver(dir: string, holder: string, { now }: Clock) {
     const isSame = before?.host === held.host && before.file === held.file;
     const isOneBoot = isSame && Math.abs(before.started_at - held.started_at) < 5_000;
     // If the write fails, the next process waits until the leases have run out.
-    const note = () => writeFile(path, JSON.stringify(held), () => {});
+    const note = () => fs.writeFile(path, JSON.stringify(held), () => {});
     return { previous: isOneBoot ? before.holder : null, note, release: lock.release };
   } catch {
     // Another replica has the directory, or it is not writable: then leases run out as on other databases.
@@ -88,7 +69,7 @@ export function takeOver(dir: string, holder: string, { now }: Clock) {
 
 function readHolder(path: string): LockHolder | null {
   try {
-    return JSON.parse(readFileSync(path, "utf8")) as LockHolder;
+    return JSON.parse(fs.readFileSync(path, "utf8")) as LockHolder;
   } catch {
     return null;
   }
@@ -111,12 +92,12 @@ const ROOT = 0;
 export function placePrivateFile(path: string, draft: string, text: string, owner?: Owner): void {
   try {
     createPrivately(draft, owner, (file) => {
-      writeSync(file, text);
-      fsyncSync(file);
+      fs.writeSync(file, text);
+      fs.fsyncSync(file);
     });
     giveName(draft, path);
   } finally {
-    if (existsSync(draft)) unlinkSync(draft);
+    if (fs.existsSync(draft)) fs.unlinkSync(draft);
   }
 }
 
@@ -128,14 +109,14 @@ export function placePrivateFile(path: string, draft: string, text: string, owne
  */
 export function giveName(draft: string, path: string): void {
   try {
-    linkSync(draft, path);
+    fs.linkSync(draft, path);
   } catch (error) {
     if (errorCode(error) === "EEXIST") throw error;
-    closeSync(openSync(path, "wx", 0o600));
+    fs.closeSync(fs.openSync(path, "wx", 0o600));
     try {
-      renameSync(draft, path);
+      fs.renameSync(draft, path);
     } catch (cause) {
-      unlinkSync(path);
+      fs.unlinkSync(path);
       throw cause;
     }
   }
@@ -144,28 +125,27 @@ export function giveName(draft: string, path: string): void {
 /** Keeps a file under a second name: as a link, or without hard links as a copy. @throws the file system's error */
 export function keepAs(path: string, kept: string): void {
   try {
-    linkSync(path, kept);
+    fs.linkSync(path, kept);
   } catch {
     const draft = `${kept}.${crypto.randomUUID()}`;
     try {
       makePrivateFile(draft);
-      copyFileSync(path, draft);
+      fs.copyFileSync(path, draft);
       syncToDisk(draft);
       giveName(draft, kept);
     } finally {
-      rmSync(draft, { force: true });
+      fs.rmSync(draft, { force: true });
     }
   }
 }
 
 /**
- * Creates an empty file that only its owner may use. If root creates it, it belongs to the owner of its directory, so that a
- * service that runs as that user can open it.
+ * Creates an empty file for its owner alone. If root creates it, it belongs to its directory's owner, as whom the service runs.
  *
  * @throws the file system's error, `EEXIST` when the name is taken, also by a link
  */
 export function makePrivateFile(path: string): void {
-  createPrivately(path, statSync(dirname(path)), () => {});
+  createPrivately(path, fs.statSync(dirname(path)), () => {});
 }
 
 /** As `makePrivateFile`, but the file may exist already. */
@@ -174,7 +154,7 @@ export function ensurePrivateFile(path: string): void {
     makePrivateFile(path);
   } catch (error) {
     if (errorCode(error) !== "EEXIST") throw error;
-    closeSync(openSync(path, "a", 0o600));
+    fs.closeSync(fs.openSync(path, "a", 0o600));
   }
 }
 
@@ -186,13 +166,13 @@ export function ensurePrivateFile(path: string): void {
 export function requireUsable(database: string): void {
   for (const path of [database, `${database}-wal`, `${database}-shm`]) {
     try {
-      accessSync(path, constants.R_OK | constants.W_OK);
+      fs.accessSync(path, fs.constants.R_OK | fs.constants.W_OK);
     } catch (error) {
       // The process that ends last removes the log and its index.
       if (errorCode(error) === "ENOENT") continue;
       throw pathProblem(error) ?? error;
     }
-    if (statSync(path, { throwIfNoEntry: false })?.isDirectory()) {
+    if (fs.statSync(path, { throwIfNoEntry: false })?.isDirectory()) {
       throw new StartupProblem(`${path} must be a file, and is a directory`);
     }
   }
@@ -200,21 +180,21 @@ export function requireUsable(database: string): void {
 
 /** @param owner of the file, if this process runs as root */
 function createPrivately(path: string, owner: Owner | undefined, fill: (file: number) => void): void {
-  const file = openSync(path, "wx", 0o600);
+  const file = fs.openSync(path, "wx", 0o600);
   try {
-    if (owner !== undefined && process.getuid?.() === ROOT) fchownSync(file, owner.uid, owner.gid);
+    if (owner !== undefined && process.getuid?.() === ROOT) fs.fchownSync(file, owner.uid, owner.gid);
     fill(file);
   } finally {
-    closeSync(file);
+    fs.closeSync(file);
   }
 }
 
 /** Makes a file durable, or the names of the files in a directory. */
 export function syncToDisk(path: string): void {
-  const opened = openSync(path, "r");
+  const opened = fs.openSync(path, "r");
   try {
-    fsyncSync(opened);
+    fs.fsyncSync(opened);
   } finally {
-    closeSync(opened);
+    fs.closeSync(opened);
   }
 }

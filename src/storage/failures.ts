@@ -1,5 +1,4 @@
-// Translates the errors of the two database clients into the product's own, without the values of queries that their messages
-// show, since a secret may be among them.
+// Translates errors of the two database clients into the product's own, without the values of queries, which may be secret.
 import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
@@ -9,16 +8,15 @@ import { MAX } from "../kernel/limits.ts";
 import { actingRequest, countWait, withDeadline } from "../kernel/wait.ts";
 import { CommitUnknown, STORE_RETRY_AFTER_SECONDS, STORE_UNAVAILABLE, UniqueViolation } from "./store.ts";
 
-export function unavailable(cause: unknown): Fault {
-  return new Fault("unavailable", STORE_UNAVAILABLE, { retryAfterSeconds: STORE_RETRY_AFTER_SECONDS, cause });
-}
+export const unavailable = (cause: unknown): Fault =>
+  new Fault("unavailable", STORE_UNAVAILABLE, { retryAfterSeconds: STORE_RETRY_AFTER_SECONDS, cause });
+
+export const isUnavailable = (error: unknown): boolean => error instanceof Fault && error.kind === "unavailable";
 
 export const waitedTooLong = () => unavailable(new Error("the request has waited for the database too long"));
 
 /** The database client's error inside Drizzle's, whose message shows all values. */
-export function clientError(error: unknown): unknown {
-  return error instanceof DrizzleQueryError ? error.cause : error;
-}
+export const clientError = (error: unknown): unknown => (error instanceof DrizzleQueryError ? error.cause : error);
 
 const SQLITE_UNIQUE = /^SQLITE_CONSTRAINT_(UNIQUE|PRIMARYKEY|ROWID)$/;
 /** Conditions of the disk or of other processes, which pass or which an operator can remove. */
@@ -39,9 +37,8 @@ export function sqliteCommitFailure(error: unknown): Fault {
   return isUnknown ? new CommitUnknown(error) : unavailable(error);
 }
 
-export function sqlState(error: unknown): string | undefined {
-  return error instanceof SQL.PostgresError ? error.errno : undefined;
-}
+export const sqlState = (error: unknown): string | undefined =>
+  error instanceof SQL.PostgresError ? error.errno : undefined;
 
 const LOST = /^ERR_POSTGRES_(CONNECTION_|IDLE_TIMEOUT|LIFETIME_TIMEOUT)/;
 /** Connection exceptions, and a server that shuts down or starts. */
@@ -73,8 +70,7 @@ export function startProblem(error: unknown, databaseUrl?: string): StartupProbl
   const server = "the Postgres server of DATABASE_URL";
   const state = sqlState(error);
   const isFromPooler = state === POOLER_STATE;
-  const isLate = error instanceof Fault && error.kind === "unavailable";
-  if (isLate || (isConnectionLost(error) && !isFromPooler)) {
+  if (isUnavailable(error) || (isConnectionLost(error) && !isFromPooler)) {
     // A proxy before a Postgres that is still starting closes connections too, so this may pass.
     const isClosed = error instanceof SQL.PostgresError && error.code === "ERR_POSTGRES_CONNECTION_FAILED";
     const why = isClosed ? ": the connection was closed, as by a server that is not Postgres" : "";
@@ -92,11 +88,8 @@ export async function openProblem(error: unknown, databaseUrl: string): Promise<
   const problem = startProblem(error, databaseUrl);
   const name = URL.parse(databaseUrl)?.hostname ?? "";
   if (!isConnectionLost(error) || problem === undefined || name.startsWith("[")) return problem ?? error;
-  const isUnknown = await within(MAX.storeMs, Bun.dns.lookup(name)).then(
-    () => false,
-    (why) => errorCode(why) === "DNS_ENOTFOUND",
-  );
-  if (!isUnknown) return problem;
+  const why = await within(MAX.storeMs, Bun.dns.lookup(name)).then(() => null, errorCode);
+  if (why !== "DNS_ENOTFOUND") return problem;
   return new PassingStartupProblem(`${problem.message}: the host name is not found`, { cause: error });
 }
 
@@ -106,20 +99,13 @@ function placeOf(databaseUrl: string | undefined): string {
   return url === null ? "" : ` at ${url.hostname}:${url.port || "5432"}`;
 }
 
-/** Whether a serialization failure or a deadlock has undone the transaction as a whole, so that it may run again. */
-export function isTransactionUndone(error: unknown): boolean {
-  const state = sqlState(error);
-  return state === "40001" || state === "40P01";
-}
-
 /** Out of disk, memory or connections; cancelled by a time limit; lock not available; read-only standby; broken files. */
 const POSTGRES_PASSING = /^(53|58|57014$|55P03$|25006$|25P0[234]$|40)/;
 const CHARACTER_REFUSED = /^22(021|P05)$/;
 
 /** The meaning of a failure after the commit was sent. An error of the server itself says that it was undone. */
 export function postgresCommitFailure(thrown: unknown): unknown {
-  const isUnknown = isConnectionLost(thrown) || (thrown instanceof Fault && thrown.kind === "unavailable");
-  return isUnknown ? new CommitUnknown(thrown) : postgresFailure(thrown);
+  return isConnectionLost(thrown) || isUnavailable(thrown) ? new CommitUnknown(thrown) : postgresFailure(thrown);
 }
 
 export function postgresFailure(thrown: unknown): unknown {
@@ -128,19 +114,15 @@ export function postgresFailure(thrown: unknown): unknown {
   if (state === undefined || !(thrown instanceof Error)) return thrown;
   // The detail of a server's error shows the row's values, so only the message is kept, which names columns. A message of class
   // 22 (data exception) quotes the refused value, so it is replaced.
-  const cause = new Error(
-    state.startsWith("22") ? `a value was refused (SQLSTATE ${state})` : `${thrown.message} (SQLSTATE ${state})`,
-  );
+  const problem = state.startsWith("22") ? "a value was refused" : thrown.message;
+  const cause = new Error(`${problem} (SQLSTATE ${state})`);
   if (state === "23505") return new UniqueViolation("a value must be unique", { cause });
   if (POSTGRES_PASSING.test(state)) return unavailable(cause);
   if (!CHARACTER_REFUSED.test(state)) return cause;
   return new Fault("invalid_request", "a text holds a character that cannot be stored", { cause });
 }
 
-/**
- * The outcome of `promise`, unless `ms` pass first: then `onLate` is called, Fault `unavailable` is thrown, and a later outcome
- * of the promise is ignored.
- */
+/** The outcome of `promise`, unless `ms` pass first: then calls `onLate`, throws Fault `unavailable`, and ignores the promise. */
 export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = () => {}): Promise<T> {
   return withDeadline(ms, promise, () => {
     onLate();
@@ -169,12 +151,7 @@ export const askTogether = <T>(answer: Promise<T>): Promise<T> =>
 const PAUSE_MS_FIRST = 100;
 const PAUSE_MS_MOST = 5_000;
 
-/**
- * Retries a step with exponential backoff while the store is unavailable, and its request, if any, may wait for it.
- *
- * @param stop whether to give up, so that the last error is thrown
- * @param pauseMsMost the longest pause between two tries
- */
+/** Retries a step with exponential backoff while the store is unavailable, its request, if any, may wait, and `stop` is false. */
 export function untilStored<T>(step: () => Promise<T>, stop: () => boolean, pauseMsMost = PAUSE_MS_MOST): Promise<T> {
   // The pauses are part of the wait: a store that refuses at once is away for as long as one that does not answer.
   return countWait(async (until) => {
@@ -182,8 +159,7 @@ export function untilStored<T>(step: () => Promise<T>, stop: () => boolean, paus
       try {
         return await step();
       } catch (error) {
-        const mayPass = error instanceof Fault && error.kind === "unavailable";
-        if (!mayPass || stop() || actingRequest()?.isOverdue() === true) throw error;
+        if (!isUnavailable(error) || stop() || actingRequest()?.isOverdue() === true) throw error;
       }
       await Bun.sleep(Math.min(pause, Math.max(0, until - performance.now())));
     }

@@ -1,6 +1,4 @@
-// Inspects a database without creating or changing anything: no file, no table, no migration. A write is tried and rolled back.
-// The doctor judges what is found.
-
+// Inspects a database without creating or changing anything, for the doctor. A write is tried and rolled back.
 import type { Schema } from "./migrate.ts";
 import type { Capabilities } from "./postgres/inspect.ts";
 import type { Reader } from "./store.ts";
@@ -15,8 +13,7 @@ export interface DatabaseInspection {
   /** The keys, for a schema of any version. */
   wrappedKeys(): Promise<WrappedKeys>;
   /**
-   * Resolves with the milliseconds that a write and its rollback took. Without a schema it checks instead whether one may be
-   * created.
+   * Resolves with the milliseconds that a write and its rollback took. Without a schema it checks whether one may be created.
    *
    * @throws StartupProblem when the operator can put it right
    */

@@ -235,20 +235,12 @@ export function steadyJobLease(store: Store, job: string, ms: number, holder: st
   };
 }
 
-/**
- * Whether a lease holds, by its end. A lease that ends later than its length allows was written before the clock was set back.
- * It does not hold, since otherwise it would hold for as long as the clock was set back.
- *
- * @param ms the longest time that a lease can have left
- */
-export function leaseHolds(until: number, now: number, ms: number): boolean {
-  return until > now && until - ms <= now;
-}
+/** Whether a lease of length `ms` holds. One that ends later than `now + ms` is from before the clock was set back: it does not. */
+export const leaseHolds = (until: number, now: number, ms: number): boolean => until > now && until - ms <= now;
 
 /** `leaseHolds` as a condition of a statement. */
-export function whereLeaseHolds(until: Column, now: SQL<number> | number, ms: number): SQL {
-  return sql`(${until} > ${now} and ${until} - ${ms} <= ${now})`;
-}
+export const whereLeaseHolds = (until: Column, now: SQL<number> | number, ms: number): SQL =>
+  sql`(${until} > ${now} and ${until} - ${ms} <= ${now})`;
 
 /** Between two renewals the two clocks may drift apart by one third of a lease, since answers can be late. */
 const STEP_PART = 3;
@@ -257,8 +249,6 @@ const STEP_PART = 3;
  * Decides whether other processes' leases can be believed. Each process renews every few seconds, so an expired lease usually
  * means a dead process. But after an outage of the database, a suspended machine, or a step of the database's clock, all
  * leases have expired. Then every live process gets the length of a lease to renew its own.
- *
- * @param monotonic milliseconds of a clock that never goes back
  */
 export function createLeaseTrust(leaseMs: number, monotonic: () => number = () => performance.now()) {
   let since = Number.POSITIVE_INFINITY;

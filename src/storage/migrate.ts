@@ -84,11 +84,7 @@ export function schemaOf(rows: readonly Schema[]): Schema {
   };
 }
 
-/**
- * How a schema relates to a program: an older one is migrated, `newer` may be used, `too new` may not.
- *
- * @param newest the newest version that the program knows
- */
+/** How a schema relates to a program: an older one is migrated, `newer` may be used, `too new` may not. */
 export function fitOf({ version, floor }: Schema, newest = newestVersion()) {
   if (version === 0) return "none";
   if (version <= newest) return version === newest ? "same" : "older";
@@ -104,10 +100,8 @@ export function schemaText(schema: Schema): string {
 }
 
 export function tooNewText({ version, floor }: Schema): string {
-  return (
-    `schema version ${version}, on which only programs that know version ${floor} may run, ` +
-    `and this program knows versions up to ${newestVersion()}`
-  );
+  const known = `this program knows versions up to ${newestVersion()}`;
+  return `schema version ${version}, on which only programs that know version ${floor} may run, and ${known}`;
 }
 
 export const TOO_NEW_ADVICE = "start a newer tollgate, or restore a backup";

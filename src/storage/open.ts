@@ -9,11 +9,7 @@ interface StoreOptions extends Pick<StoreTools, "log" | "clock"> {
   readonly dataDir: string;
 }
 
-/**
- * Opens the database and brings its schema up to date.
- *
- * @throws Error when the database belongs to a newer program, or can't be opened
- */
+/** Opens the database and brings its schema up to date. @throws Error when it belongs to a newer program, or can't be opened */
 export function openStore({ databaseUrl, dataDir, log, clock }: StoreOptions): Promise<Store> {
   if (databaseUrl !== null) return openPostgres({ databaseUrl, clock, log });
   return openSqlite({ path: join(dataDir, "tollgate.db"), log, clock });

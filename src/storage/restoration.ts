@@ -37,8 +37,7 @@ export function withFile<T>(path: string, work: (file: Database) => T): T {
 }
 
 /**
- * Records that the database was restored to an older state just now. If this is cut short, no service starts before it has
- * been run again.
+ * Records that the database was restored to an older state just now. If this is cut short, no service starts until it is rerun.
  *
  * @param settle ends the calls and payments that the copy had open; must be idempotent
  * @throws StartupProblem when a gateway or facilitator runs on the database, since it would not learn of the restore

@@ -20,10 +20,7 @@ export interface Tx extends Reader, CommandRunner {
   readonly db: Queries;
   /** The database's time at the moment when a statement reads it, in milliseconds since the epoch. */
   readonly now: SQL<number>;
-  /**
-   * Adds to the exact totals of a tenant's history. Additions are merged and applied with the commit, so that a group of writes
-   * touches each total once.
-   */
+  /** Adds to exact totals of a tenant's history, merged at the commit so that a group of writes touches each total once. */
   count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
   /** Reports the end of a call to the store's listeners once this write is durable. */
   ended(end: CallEnd): void;
@@ -50,17 +47,11 @@ export interface WriteOptions {
 }
 
 export interface Store extends CommandRunner {
-  /**
-   * Whether several processes may work on the database. A process that is alone owns all open calls in it, and reads on its
-   * own event loop.
-   */
+  /** Whether several processes may work on the database. One that is alone owns all open calls, and reads on its own loop. */
   readonly isShared: boolean;
   /** The time of records: the server's on Postgres, so that all replicas agree on it, and the machine's on SQLite. */
   readonly clock: Clock;
-  /**
-   * `urgent` is for reads that every call waits for, of which no tenant causes more than a few a second. On Postgres some
-   * connections are reserved for them.
-   */
+  /** `urgent`: for reads that every call waits for, at most a few a second of a tenant. On Postgres they have own connections. */
   readonly read: Reader & { readonly urgent: Reader };
   /**
    * Runs `work` in a transaction and resolves after its commit is durable. An error of `work` rolls back its own changes and
@@ -77,20 +68,14 @@ export interface Store extends CommandRunner {
    * is durable. It fails alone, with the errors of `write`.
    */
   execute<Input, Output>(command: Command<Input, Output> | SharedCounter<Input, Output>, input: Input): Promise<Output>;
-  /**
-   * Registers a listener for the ends of calls that this process stores, called before the write resolves. It is not called for
-   * a commit whose outcome is unknown.
-   */
+  /** Registers a listener for ends of calls stored here, called before the write resolves; never for an unknown commit. */
   onCallEnded(listener: CallEndListener): void;
   /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs` */
   probe(timeoutMs: number): Promise<void>;
   close(): Promise<void>;
 }
 
-/**
- * The response to a commit was lost or late: the write is stored, is not, or will be later, since no time limit of Postgres
- * bounds a commit (measured).
- */
+/** No response to a commit came in time: the write is stored, is not, or will be, as Postgres bounds no commit (measured). */
 export class CommitUnknown extends Fault {
   override readonly name = "CommitUnknown";
 
@@ -106,12 +91,7 @@ export class UniqueViolation extends Error {
   override readonly name = "UniqueViolation";
 }
 
-/**
- * Runs a write in which only the name of a record can break a uniqueness rule.
- *
- * @param record the kind of record, such as `agent`
- * @throws Fault `conflict` when another record has the name
- */
+/** Runs a write in which only a record's name can break a uniqueness rule. @throws Fault `conflict` when another has the name */
 export async function withFreeName<T>(record: string, write: () => Promise<T>): Promise<T> {
   try {
     return await write();
@@ -121,10 +101,7 @@ export async function withFreeName<T>(record: string, write: () => Promise<T>): 
   }
 }
 
-/**
- * A query that is built once per connection and then only executed: building a query costs several times as much as running it.
- * Its values are named with `bind`.
- */
+/** A query that is built once per connection, as building costs several times as much as running. `bind` names its values. */
 export function prepared<H extends Reader, P>(build: (handle: H) => { prepare(name?: string): P }): (handle: H) => P {
   const built = new WeakMap<object, P>();
   return (handle) => built.getOrInsertComputed(handle.db, () => build(handle).prepare());
@@ -139,9 +116,8 @@ export function preparedRow<R>(
 }
 
 /** A named value of a prepared query, encoded as the column's values are. */
-export function bind<C extends Column>(column: C, name: string): SQL<C["_"]["data"]> {
-  return sql`${sql.param(sql.placeholder(name), column)}`;
-}
+export const bind = <C extends Column>(column: C, name: string): SQL<C["_"]["data"]> =>
+  sql`${sql.param(sql.placeholder(name), column)}`;
 
 /** As `bind`, for these columns of a table, by default all, each named as it is. A flag must not be null. */
 export function bindAll<T extends Table, C extends keyof T["_"]["columns"] & string>(
@@ -163,13 +139,11 @@ interface RowKey {
 /** The key as the named values `tenant` and `id` of a prepared query. */
 export const GIVEN_KEY = { tenant: sql.placeholder("tenant"), id: sql.placeholder("id") };
 
-export function hasKey(t: { readonly tenant: Column; readonly id: Column }, { tenant, id }: RowKey) {
-  return and(eq(t.tenant, tenant), eq(t.id, id));
-}
+export const hasKey = (t: { readonly tenant: Column; readonly id: Column }, { tenant, id }: RowKey) =>
+  and(eq(t.tenant, tenant), eq(t.id, id));
 
-export function isOfCall(t: { readonly tenant: Column; readonly invocation_id: Column }, { tenant, id }: RowKey) {
-  return and(eq(t.tenant, tenant), eq(t.invocation_id, id));
-}
+export const isOfCall = (t: { readonly tenant: Column; readonly invocation_id: Column }, { tenant, id }: RowKey) =>
+  and(eq(t.tenant, tenant), eq(t.invocation_id, id));
 
 export type SqlValue = string | number | boolean | Uint8Array | null;
 
@@ -212,14 +186,10 @@ export interface CommandBase<Input, Output> {
 /**
  * A write of the hot path as data: what a step of a call changes in the database, described once for both databases. Commands
  * of one turn of the event loop are written together: on SQLite as prepared statements in the group commit, on Postgres as the
- * rows of one statement, at a sixteenth of the cost of a transaction each (measured: 112 µs instead of 1.8 ms of CPU for a whole
- * call). A command that fails does so alone.
+ * rows of one statement, at a sixteenth of the cost of a transaction each (measured). A command that fails does so alone.
  */
 export interface Command<Input, Output> extends CommandBase<Input, Output> {
-  /**
-   * A look-up only reads, batched with others of its kind. It is for reads that every call waits for, and finds rows by their key
-   * only, since the whole batch waits for it.
-   */
+  /** A look-up only reads, for every call, batched with others of its kind: by key only, since the whole batch waits for it. */
   readonly kind?: "look_up";
   /** Prepares the statements, and returns the function that runs them for one command. */
   readonly sqlite: (prepare: Prepare) => (input: Input, effects: CommandEffects) => Output;
@@ -227,8 +197,7 @@ export interface Command<Input, Output> extends CommandBase<Input, Output> {
 
 /**
  * A counter that all processes on a shared database share. (A process that is alone with its database counts in memory.) It does
- * not wait for the disk, so a crash of the database may lose counts. It is retried when its response is lost, so it may count
- * twice.
+ * not wait for the disk, so a crash of the database may lose counts. Retried when its response is lost, it may count twice.
  */
 export interface SharedCounter<Input, Output> extends CommandBase<Input, Output> {
   readonly kind: "counter";
@@ -273,8 +242,6 @@ type ColumnOf<Input> = readonly [
  * Commands as the rows of a Postgres statement, whose parameters don't depend on their number: an array for each column, and for
  * a column of bytes the joined bytes with an array of offsets and one of lengths. As elements of an array, bytes would be sent as
  * text: a body of 32 MiB took five times as long (measured). The column `n` is a command's position, from 1.
- *
- * @param firstParameter the number of the first parameter
  */
 export function inputRows<Input>(columns: Readonly<Record<string, ColumnOf<Input>>>, firstParameter = 1) {
   let parameter = firstParameter;
@@ -313,8 +280,7 @@ const QUOTED = /[\\"{},\s]|^(null)?$/i;
 
 /**
  * A Postgres array literal. Passing 64 accepts costs this process 3.6 µs each with it, and 4.5 µs if the client encodes arrays
- * (measured). An array of nulls alone, which most columns of most calls are, is written as empty: `unnest` pads shorter arrays
- * with nulls.
+ * (measured). Nulls alone, as most columns of most calls have, are written as an empty array: `unnest` pads it with nulls.
  */
 function arrayOf(values: readonly ArrayValue[]): string {
   if (values.every((value) => value === null)) return "{}";
@@ -327,9 +293,7 @@ function arrayOf(values: readonly ArrayValue[]): string {
   return `${text}}`;
 }
 
-function quoted(value: string): string {
-  return `"${value.replace(/["\\]/g, "\\$&")}"`;
-}
+const quoted = (value: string): string => `"${value.replace(/["\\]/g, "\\$&")}"`;
 
 /** The joined bytes, the offset (from 1) of each part, and its length, which is null for a part that is null. */
 function joined(parts: readonly (Uint8Array | null)[]): [Uint8Array, string, string] {
@@ -347,9 +311,7 @@ function joined(parts: readonly (Uint8Array | null)[]): [Uint8Array, string, str
   return [all, arrayOf(from), arrayOf(parts.map((part) => part?.byteLength ?? null))];
 }
 
-/**
- * The listeners for ends of calls, for both databases. A failing listener is only logged, since the end is stored already.
- */
+/** Listeners for ends of calls, on both databases. A failing listener is only logged, since the end is stored already. */
 export function createCallEnds(log: Log) {
   const listeners: CallEndListener[] = [];
 

@@ -3,7 +3,7 @@
 // thousand tenants 10 of 31 µs on SQLite (measured).
 import { and, eq, gt, inArray, lte, or, sql } from "drizzle-orm";
 import type { CountDimension } from "../../db/schema.ts";
-import { bind, prepared, type Reader, type Store, type Tx } from "./store.ts";
+import { bindAll, prepared, type Reader, type Store, type Tx } from "./store.ts";
 
 /**
  * How many rows a total has on Postgres for the ends of calls, in addition to shard 0 for all other writes. A row is locked
@@ -49,18 +49,12 @@ function* sorted<K extends string, V>(map: ReadonlyMap<K, V>): Generator<[K, V]>
   }
 }
 
-const ended = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
-  db
-    .select({ total: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number) })
-    .from(c)
-    .where(
-      and(
-        eq(c.tenant, bind(c.tenant, "tenant")),
-        eq(c.dimension, bind(c.dimension, "dimension")),
-        eq(c.value, bind(c.value, "value")),
-      ),
-    ),
-);
+const ended = prepared(({ db, tables: { invocationCounts: c } }: Reader) => {
+  const { tenant, dimension, value } = bindAll(c, ["tenant", "dimension", "value"]);
+  const total = sql`coalesce(sum(${c.count}), 0)`.mapWith(Number);
+  const isTotal = and(eq(c.tenant, tenant), eq(c.dimension, dimension), eq(c.value, value));
+  return db.select({ total }).from(c).where(isTotal);
+});
 
 /** How many calls have ended, as committed: a write does not see its own additions. */
 export async function endedTotal(reader: Reader, tenant: string, dimension: CountDimension, value: string) {
@@ -108,25 +102,18 @@ async function joinSome(tx: Tx, totals: readonly Total[]): Promise<void> {
   const { invocationCounts: t } = tx.tables;
   for (const { tenant, dimension, value } of totals) {
     const isTotal = and(eq(t.tenant, tenant), eq(t.dimension, dimension), eq(t.value, value));
-    const rows = await tx.db
-      .delete(t)
-      .where(and(isTotal, or(gt(t.shard, 0), eq(t.count, 0))))
-      // The counts at the time of deletion, since other transactions may have added to them.
-      .returning({ count: t.count });
-    tx.count(
-      tenant,
-      dimension,
-      value,
-      rows.reduce((sum, { count }) => sum + count, 0),
-    );
+    const isApart = and(isTotal, or(gt(t.shard, 0), eq(t.count, 0)));
+    // The counts at the time of deletion, since other transactions may have added to them.
+    const rows = await tx.db.delete(t).where(isApart).returning({ count: t.count });
+    const delta = rows.reduce((sum, { count }) => sum + count, 0);
+    tx.count(tenant, dimension, value, delta);
   }
 }
 
 /**
  * Adds to totals of a tenant's catalog, and returns the new totals, which include earlier writes of the same group (totals of
  * the history don't). So a quota holds under concurrency, on all replicas. On Postgres the row of a total is locked until its
- * transaction ends, so a write adds to totals last of all. A total of zero is removed, since callers choose the tags that name
- * lists.
+ * transaction ends, so a write adds to totals last of all. Callers choose the tags that name lists, so zero totals are removed.
  */
 export async function addToTotals(tx: Tx, tenant: string, deltas: ReadonlyMap<string, number>) {
   const { catalogTotals: t } = tx.tables;
@@ -139,18 +126,14 @@ export async function addToTotals(tx: Tx, tenant: string, deltas: ReadonlyMap<st
     .onConflictDoUpdate({ target: [t.tenant, t.list], set: { count: sql`${t.count} + excluded.count` } })
     .returning({ list: t.list, count: t.count });
   const empty = totals.flatMap(({ list, count }) => (count <= 0 ? [list] : []));
-  if (empty.length > 0) {
-    await tx.db.delete(t).where(and(eq(t.tenant, tenant), inArray(t.list, empty), lte(t.count, 0)));
-  }
+  if (empty.length > 0) await tx.db.delete(t).where(and(eq(t.tenant, tenant), inArray(t.list, empty), lte(t.count, 0)));
   return new Map(totals.map(({ list, count }) => [list, count]));
 }
 
 /** A total of a tenant's catalog, as committed. */
 export async function totalOf(reader: Reader, tenant: string, list: string): Promise<number> {
   const { catalogTotals: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ count: t.count })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.list, list)));
+  const isTotal = and(eq(t.tenant, tenant), eq(t.list, list));
+  const [row] = await reader.db.select({ count: t.count }).from(t).where(isTotal);
   return row?.count ?? 0;
 }

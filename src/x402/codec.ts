@@ -25,9 +25,8 @@ export const MAX_TIMEOUT_SECONDS = 60;
 const CAIP2 = /^[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}$/;
 
 /** The value of `X-PAYMENT`. */
-export function decodePaymentHeader(text: string): Parsed<Payment> {
-  return attempt(() => readPayment(headerJson(text, "X-PAYMENT")));
-}
+export const decodePaymentHeader = (text: string): Parsed<Payment> =>
+  attempt(() => readPayment(headerJson(text, "X-PAYMENT")));
 
 /** What the body of a 402 asks for, in version 1. */
 export function parseChallenge(value: unknown): Parsed<readonly Requirements[]> {
@@ -71,9 +70,7 @@ function attempt<T>(read: () => T): Parsed<T> {
   try {
     return { ok: true, value: read() };
   } catch (problem) {
-    if (problem instanceof Fault && problem.kind === "invalid_request") {
-      return { ok: false, reason: problem.message };
-    }
+    if (problem instanceof Fault && problem.kind === "invalid_request") return { ok: false, reason: problem.message };
     throw problem;
   }
 }
@@ -107,10 +104,7 @@ function readPayment(scope: FieldScope): Payment {
 
 function readPayload(scope: FieldScope): Pick<Payment, "authorization" | "signature"> {
   const payload = objectIn(scope, "payload");
-  return {
-    authorization: authorizationIn(payload, "authorization"),
-    signature: signatureIn(payload, "signature"),
-  };
+  return { authorization: authorizationIn(payload, "authorization"), signature: signatureIn(payload, "signature") };
 }
 
 function readRequirements(scope: FieldScope): Requirements {
@@ -234,9 +228,7 @@ const WORD = /^0x[0-9a-fA-F]{64}$/;
 const SIGNATURE = /^0x(?:[0-9a-fA-F]{2}){65,}$/;
 
 /** The outermost value. @param name what error messages call it */
-function outermost(value: unknown, name: string): FieldScope {
-  return { path: "", fields: asFields(value, name) };
-}
+const outermost = (value: unknown, name: string): FieldScope => ({ path: "", fields: asFields(value, name) });
 
 function objectIn(scope: FieldScope, key: string): FieldScope {
   const path = pathOf(scope, key);

@@ -13,9 +13,8 @@ const ORDER = secp256k1.CURVE.n;
 const HALF_ORDER = ORDER >> 1n;
 
 /** A value as the 64 hex digits of 32 bytes. */
-function word(value: string | bigint): string {
-  return (typeof value === "string" ? value.slice(2) : value.toString(16)).padStart(64, "0");
-}
+const word = (value: string | bigint): string =>
+  (typeof value === "string" ? value.slice(2) : value.toString(16)).padStart(64, "0");
 
 /** What the payer signs (EIP-712). */
 export function authorizationDigest(domain: Hex, authorization: Authorization): Uint8Array {

@@ -51,9 +51,8 @@ const NETWORKS = {
 export type Network = ReturnType<typeof networkNamed>;
 
 /** The network of that name in x402 version 1; null when there is none. */
-export function findNetwork(name: string): Network | null {
-  return Object.hasOwn(NETWORKS, name) ? networkNamed(name as keyof typeof NETWORKS) : null;
-}
+export const findNetwork = (name: string): Network | null =>
+  Object.hasOwn(NETWORKS, name) ? networkNamed(name as keyof typeof NETWORKS) : null;
 
 /** x402 version 1 calls a network by `name`, version 2 by `caip2`. A token's address is kept and compared as its `key`. */
 export function networkNamed(name: keyof typeof NETWORKS) {

@@ -1,6 +1,5 @@
 // The values of x402 after parsing: integers are bigint, and addresses and other hex are lower case, so that two spellings of
 // one value are equal. The spellings of the wire are known to codec.ts alone.
-
 import type { Hex } from "../core/bytes.ts";
 
 export type { Hex };

@@ -1,5 +1,4 @@
-// The checks of a payment that need no chain: its signer, its validity window, and whether it meets the requirements. The
-// caller passes the time.
+// The checks of a payment that need no chain: its signer, its validity window, and whether it meets the requirements.
 import { Fault } from "../core/fault.ts";
 import { type ComputeTask, compute } from "../kernel/compute.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -18,9 +17,8 @@ export type SignedBy = "payer" | "other";
 /** An authorization with its signature, and the hash of the token's EIP-712 domain. */
 export type SignedAuthorization = Pick<Payment, "authorization" | "signature"> & { readonly domain: Hex };
 
-export function checkSignature({ domain, authorization, signature }: SignedAuthorization): SignedBy {
-  return recoverSigner(domain, authorization, signature) === authorization.from ? "payer" : "other";
-}
+export const checkSignature = ({ domain, authorization, signature }: SignedAuthorization): SignedBy =>
+  recoverSigner(domain, authorization, signature) === authorization.from ? "payer" : "other";
 
 /**
  * Holds when `validAfter` ≤ now and `validBefore` ≥ now + margin, which is the gateway's rule word for word.
@@ -73,7 +71,6 @@ export const SIGNATURE: ComputeTask<SignedAuthorization, SignedBy> = { name: "si
 
 export type Verifier = ReturnType<typeof createVerifier>;
 
-/** @param domain the hash of the token's EIP-712 domain */
 export function createVerifier(domain: Hex, waitingMax: number = MAX.verifications) {
   const slots = createFairShare({ size: waitingMax });
   let isSingleInline = false;
@@ -92,16 +89,8 @@ export function createVerifier(domain: Hex, waitingMax: number = MAX.verificatio
   }
 
   return {
-    /**
-     * Does what `checkSignature` does, on whichever thread.
-     *
-     * @param owner the tenant or account that waits for the result
-     * @throws Fault `unavailable` when too many verifications wait
-     */
-    async signedBy(
-      owner: string,
-      { authorization, signature }: Omit<SignedAuthorization, "domain">,
-    ): Promise<SignedBy> {
+    /** `checkSignature`, on whichever thread, for a tenant or account. @throws Fault `unavailable` when too many wait */
+    async signedBy(owner: string, { authorization, signature }: Omit<SignedAuthorization, "domain">) {
       if (slots.take(owner) !== null) {
         throw new Fault("unavailable", "too many payments wait to be verified", { retryAfterSeconds: 1 });
       }

@@ -62,9 +62,8 @@ export async function readAnswer(answer: Answer, { signal }: AccessRequest): Pro
 }
 
 /** Sends a request and reads its answer. @throws OutboundError */
-export async function ask(access: GatewayAccess, request: AccessRequest): Promise<GatewayAnswer> {
-  return readAnswer(await openAnswer(access, request), request);
-}
+export const ask = async (access: GatewayAccess, request: AccessRequest): Promise<GatewayAnswer> =>
+  readAnswer(await openAnswer(access, request), request);
 
 const maybe = <T extends TSchema>(type: T) => Type.Optional(Type.Union([type, Type.Null()]));
 

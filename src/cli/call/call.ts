@@ -2,8 +2,8 @@
 // only the response, byte for byte; everything else goes to standard error.
 import { fstatSync } from "node:fs";
 import type { Static, TSchema } from "@sinclair/typebox";
-import * as value from "../../config/values.ts";
-import { attempt } from "../../core/fault.ts";
+import type { Kind } from "../../config/values.ts";
+import * as values from "../../config/values.ts";
 import { isLoopback } from "../../core/host.ts";
 import { isId } from "../../core/id.ts";
 import { VERSION } from "../../core/startup.ts";
@@ -59,11 +59,11 @@ const TOKEN_IS_MISSING =
 
 async function readRun(line: CommandLine): Promise<CallRun> {
   const { flags, problems } = line;
-  const waitMs = 1000 * flagValue(line, "wait", value.wholeNumber(0, 86_400), 60);
-  const maxPrice = flagValue(line, "max-price", value.usdcAmount, 0n);
-  const url = flagValue(line, "url", value.httpUrl("no query"), "http://127.0.0.1:8080").replace(/\/+$/, "");
-  const payerKey = flagValue(line, "payer-key-file", value.secretFile(value.privateKey), null);
-  const ownToken = flagValue(line, "token-file", value.secretFile(value.bearerToken), null);
+  const waitMs = 1000 * flagValue(line, "wait", values.wholeNumber(0, 86_400), 60);
+  const maxPrice = flagValue(line, "max-price", values.usdcAmount, 0n);
+  const url = flagValue(line, "url", values.httpUrl("no query"), "http://127.0.0.1:8080").replace(/\/+$/, "");
+  const payerKey = flagValue(line, "payer-key-file", values.secretFile(values.privateKey), null);
+  const ownToken = flagValue(line, "token-file", values.secretFile(values.bearerToken), null);
   const given = readData(line);
   if (flags.has("json") && flags.has("stream")) problems.push("--json can't be combined with --stream");
   const isNamed = flags.has("token-file");
@@ -86,12 +86,12 @@ async function readRun(line: CommandLine): Promise<CallRun> {
   };
 }
 
-function flagValue<T, F>({ flags, problems }: CommandLine, flag: string, kind: value.Kind<T>, fallback: F): T | F {
+function flagValue<T, F>({ flags, problems }: CommandLine, flag: string, kind: Kind<T>, fallback: F): T | F {
   const text = flags.get(flag);
   if (text === undefined) return fallback;
-  const parsed = text === "" ? undefined : kind.parse(text);
-  if (parsed !== undefined) return parsed;
-  problems.push(text === "" ? `--${flag} must not be empty` : value.valueProblem(`--${flag}`, kind, text));
+  const value = text === "" ? undefined : kind.parse(text);
+  if (value !== undefined) return value;
+  problems.push(text === "" ? `--${flag} must not be empty` : values.valueProblem(`--${flag}`, kind, text));
   return fallback;
 }
 
@@ -103,18 +103,22 @@ function readData({ flags, problems }: CommandLine): Uint8Array | null {
   if (!data?.startsWith("@")) return Buffer.from(data ?? "");
   const path = data.slice(1);
   try {
-    if (path !== "") return value.readBytesFile(path, MAX.bodyBytes);
+    if (path !== "") return values.readBytesFile(path, MAX.bodyBytes);
     problems.push("--data @ must name a file: @FILE");
   } catch (error) {
-    problems.push(`--data must name a readable file after @: ${value.fileProblem(path, error, true)}`);
+    problems.push(`--data must name a readable file after @: ${values.fileProblem(path, error, true)}`);
   }
   return new Uint8Array();
 }
 
 /** Whether standard input is a file or a pipe that somebody may have meant for the call. */
 function hasInput(): boolean {
-  const input = attempt(() => fstatSync(0));
-  return input !== undefined && (input.isFIFO() || input.isFile());
+  try {
+    const input = fstatSync(0);
+    return input.isFIFO() || input.isFile();
+  } catch {
+    return false;
+  }
 }
 
 async function readInput(): Promise<Uint8Array> {
@@ -130,9 +134,12 @@ async function readInput(): Promise<Uint8Array> {
 
 function contentType(data: Uint8Array): Record<string, string> {
   if (data.length === 0) return {};
-  const text = attempt(() => new TextDecoder("utf-8", { fatal: true }).decode(data));
-  if (text === undefined) return { "content-type": "application/octet-stream" };
-  return { "content-type": jsonOf(text) === undefined ? "text/plain; charset=utf-8" : "application/json" };
+  try {
+    const isJson = jsonOf(new TextDecoder("utf-8", { fatal: true }).decode(data)) !== undefined;
+    return { "content-type": isJson ? "application/json" : "text/plain; charset=utf-8" };
+  } catch {
+    return { "content-type": "application/octet-stream" };
+  }
 }
 
 /** Ends as a shell expects it on Ctrl-C, and when the reader of the output is gone (`tollgate call … | head`). */
@@ -309,7 +316,8 @@ async function print({ output, invocation }: CallRun, bytes: Uint8Array): Promis
   if (process.stdout.isTTY && CONTROL_CHARACTER.test(output.decoder.decode(bytes, { stream: true }))) {
     output.isCut = true;
     const why = "has control characters and is not shown on a terminal: send it to a file (> FILE)";
-    return tell(`note: the response of ${invocation} ${why}`);
+    tell(`note: the response of ${invocation} ${why}`);
+    return;
   }
   output.last = bytes.at(-1);
   await written(bytes);
@@ -323,5 +331,7 @@ async function endLine({ output }: CallRun): Promise<void> {
 }
 
 function written(bytes: Uint8Array): Promise<void> {
-  return new Promise((resolve) => process.stdout.write(bytes, () => resolve()));
+  const { promise, resolve } = Promise.withResolvers<void>();
+  process.stdout.write(bytes, () => resolve());
+  return promise;
 }

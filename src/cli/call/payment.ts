@@ -22,10 +22,14 @@ const TYPES = {
 } as const;
 
 /** A blockchain account. */
-export type PayerAccount = ReturnType<typeof accountOf>;
+export interface PayerAccount {
+  readonly key: Hex;
+  readonly address: Hex;
+}
 
-export const accountOf = (key: Hex) => ({ key, address: privateKeyToAccount(key).address });
 export const newAccount = (): PayerAccount => accountOf(generatePrivateKey());
+
+export const accountOf = (key: Hex): PayerAccount => ({ key, address: privateKeyToAccount(key).address });
 
 export interface PayableOffer {
   readonly network: Network;
@@ -46,7 +50,7 @@ export function payableOffer(challenge: unknown): PayableOffer | string {
 
 export type SignedPayment = Awaited<ReturnType<typeof signPayment>>;
 
-/** Signs what the offer asks for, valid for as long as a call needs. The token's domain is the network's, whatever the offer says. */
+/** Signs the payment of the offer for no longer than a call needs, with the network's token domain whatever the offer says. */
 export async function signPayment({ network, terms }: PayableOffer, { key, address }: PayerAccount) {
   const { chainId, token } = network;
   const now = Math.floor(systemClock.now() / 1000);
@@ -64,10 +68,13 @@ export async function signPayment({ network, terms }: PayableOffer, { key, addre
     primaryType: "TransferWithAuthorization",
     message,
   });
-  // In wire format every number is a decimal string.
-  const { value, validAfter, validBefore } = message;
-  const numbers = { value: `${value}`, validAfter: `${validAfter}`, validBefore: `${validBefore}` };
-  const authorization = { ...message, ...numbers };
+  /** In wire format, where every number is a decimal string. */
+  const authorization = {
+    ...message,
+    value: `${message.value}`,
+    validAfter: `${message.validAfter}`,
+    validBefore: `${message.validBefore}`,
+  };
   const payload = { signature, authorization };
   /** The value of X-PAYMENT. */
   const header = encodeBase64({ x402Version: X402_VERSION, scheme: SCHEME, network: network.name, payload });

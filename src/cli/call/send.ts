@@ -1,7 +1,6 @@
 // Sends one call to a gateway and follows it to its end. A run has one idempotency key and signs one payment at most, so that a
 // request whose answer was lost is safe to send again: it makes no second call and no second payment. What stays unknown is told
 // as unknown, since a caller who is told of a failure calls, and pays, once more.
-
 import { isId } from "../../core/id.ts";
 import { printable } from "../../core/text.ts";
 import { systemClock } from "../../core/time.ts";
@@ -60,9 +59,8 @@ export const tell = (text: string) => void process.stderr.write(`tollgate call: 
 const say = (text: string) => void (process.stderr.isTTY && process.stderr.write(`\r\x1b[K${shown(text)}\n`));
 
 /** The end of a run whose request the gateway did not take. */
-export function refused(run: CallRun, answer: GatewayAnswer): RunEnd {
-  return new RunEnd("refused", whatCame(run, answer, `the gateway refused the call (${answer.status})`));
-}
+export const refused = (run: CallRun, answer: GatewayAnswer): RunEnd =>
+  new RunEnd("refused", whatCame(run, answer, `the gateway refused the call (${answer.status})`));
 
 function whatCame({ access: { url } }: CallRun, answer: GatewayAnswer, did = `it answered ${answer.status}`): string {
   const { status, headers, text } = answer;
@@ -131,7 +129,7 @@ type MoreHeaders = Readonly<Record<string, string>>;
 
 const INVOCATION = "x-service-invocation-id";
 
-/** Sends the call, and pays an allowed price. @returns a 202, or a streamed call's response @throws RunEnd, OutboundError */
+/** Sends the call, and pays for it if the gateway asks for a price that may be paid. @throws RunEnd, OutboundError */
 export async function sendCall(run: CallRun, path: string, more: MoreHeaders = {}): Promise<CallAnswer> {
   const first = await sendSafely(run, path, more);
   if (isTaken(run, first)) return first;
@@ -186,11 +184,11 @@ async function sign(run: CallRun, challenge: unknown): Promise<void> {
   const price = usdc(terms.maxAmountRequired);
   const asked = `${price} USDC on ${network.title} to ${terms.payTo}`;
   if (terms.maxAmountRequired > run.maxPrice || run.payerKey === null) {
-    const [limit, way] =
-      run.payerKey === null
-        ? ["there is no key to pay with", `add --payer-key-file FILE --max-price ${price}`]
-        : [`--max-price is ${usdc(run.maxPrice)}`, `raise --max-price to ${price}`];
-    throw new RunEnd("refused", `the call costs ${asked}, and ${limit}: nothing was paid; to pay, ${way}`);
+    const limit = run.payerKey === null ? "there is no key to pay with" : `--max-price is ${usdc(run.maxPrice)}`;
+    const way =
+      run.payerKey === null ? `add --payer-key-file FILE --max-price ${price}` : `raise --max-price to ${price}`;
+    const hint = `nothing was paid; to pay, ${way}`;
+    throw new RunEnd("refused", `the call costs ${asked}, and ${limit}: ${hint}`);
   }
   const payer = accountOf(run.payerKey);
   say(`paying ${asked}, from ${payer.address}`);
@@ -309,8 +307,9 @@ function explained(detail: string): string {
 export function whyFailed({ invocation }: CallRun, view: CallView): RunEnd {
   const { error_class, error_detail, upstream_status } = view;
   const answered = upstream_status && upstream_status >= 400 && `the agent answered ${upstream_status}`;
-  const all = [error_class, answered, error_detail && explained(error_detail), paymentIn(view)];
-  const reasons = all.filter(Boolean).join(", ");
+  const reasons = [error_class, answered, error_detail && explained(error_detail), paymentIn(view)]
+    .filter(Boolean)
+    .join(", ");
   return new RunEnd("failed", `the call ${invocation} failed: ${reasons || "no reason is known"}`, view);
 }
 

@@ -21,19 +21,20 @@ export class DemoProblem extends Error {
 /** Blocks whose state anvil keeps; by default it keeps all of them on disk, at 350 KB each (measured). */
 const STATES_KEPT = 64;
 
-/** Where the operator says, or else on the PATH or in the packages here. @throws StartupProblem that says how to install anvil */
+/** Finds anvil where the operator says, or else on the PATH or in node_modules. @throws StartupProblem: how to install it */
 export function findAnvil(configured: string | null, cwd: string) {
   if (configured !== null) {
     const path = Bun.which(configured, { cwd });
-    if (path !== null) return { path, found: "from TOLLGATE_ANVIL" };
-    throw new StartupProblem(`TOLLGATE_ANVIL must name an executable program: ${whyNot(configured, cwd)}`);
+    if (path === null)
+      throw new StartupProblem(`TOLLGATE_ANVIL must name an executable program: ${whyNot(configured, cwd)}`);
+    return { path, found: "from TOLLGATE_ANVIL" };
   }
   const name = `@foundry-rs/anvil-${process.platform}-${process.arch === "x64" ? "amd64" : process.arch}`;
   const path = Bun.which("anvil") ?? Bun.which(join(cwd, "node_modules", name, "bin", "anvil"));
   if (path !== null) return { path, found: path.includes("node_modules") ? "in node_modules" : "on the PATH" };
-  throw new StartupProblem(
-    `anvil must be installed (npm install --no-save ${name}, or https://getfoundry.sh): TOLLGATE_ANVIL is not set, and it is neither on the PATH nor in node_modules here`,
-  );
+  const where = "TOLLGATE_ANVIL is not set, and it is neither on the PATH nor in node_modules here";
+  const how = `npm install --no-save ${name}, or https://getfoundry.sh`;
+  throw new StartupProblem(`anvil must be installed (${how}): ${where}`);
 }
 
 function whyNot(program: string, cwd: string): string {
@@ -50,16 +51,19 @@ function whyNot(program: string, cwd: string): string {
 const GUARD = 'read -r _; kill -KILL "$1"; rm -rf "$2"';
 
 /**
- * Starts anvil on a free loopback port; it mines no blocks yet. Anvil and the guard, which removes `dir` if this process is killed,
- * are not in the terminal's foreground process group, so that Ctrl-C reaches the demo alone, which stops them last.
+ * Starts anvil on a free loopback port. It mines no blocks yet. Anvil and the guard are not in the terminal's foreground process
+ * group, so that Ctrl-C reaches the demo alone, which stops them last.
+ *
+ * @param dir anvil's own directory, which the guard removes if this process is killed
  * @param opened gets a disposer that stops anvil, even before it listens
+ * @returns its URL, and a promise that resolves when anvil has exited
  */
 export async function startAnvil(path: string, { chainId }: Network, dir: string, opened: AsyncDisposableStack) {
   const options = ["--port", "0", "--chain-id", `${chainId}`, "--prune-history", `${STATES_KEPT}`];
   const own = { env: { HOME: dir, PATH: "/usr/bin:/bin" }, stderr: "ignore", detached: true } as const;
   const chain = Bun.spawn([path, ...options, "--no-mining", "--color", "never"], { ...own, cwd: dir, stdin: "ignore" });
-  const guarding = ["/bin/sh", "-c", GUARD, "guard", String(chain.pid), dir];
-  const guard = Bun.spawn(guarding, { ...own, stdin: "pipe", stdout: "ignore" });
+  const command = ["/bin/sh", "-c", GUARD, "guard", String(chain.pid), dir];
+  const guard = Bun.spawn(command, { ...own, stdin: "pipe", stdout: "ignore" });
   void chain.exited.then(() => guard.kill("SIGKILL"));
   opened.defer(async () => {
     // The guard goes first: when anvil has exited, another process may get its ID, and the guard must not kill that one.
@@ -134,15 +138,18 @@ const ABI = parseAbi([
 ]);
 
 /**
- * Installs the token on a chain and mines a block: sets its code, and makes the calls that its deployment behind a proxy makes. A
- * second run changes nothing. @throws Error when the node runs another chain, or the token differs from the network's
+ * Installs the token on a fresh chain and mines a block: sets the contract's code, then makes the calls that its deployment
+ * behind a proxy makes. A second run changes nothing.
+ * @throws Error when the node runs another chain, or when the installed token differs from the network's
  */
 export async function installToken(network: Network, request: CallNode): Promise<void> {
   const { chainId, token: own } = network;
-  const found = Number(await request("eth_chainId", []));
-  if (found !== chainId) throw new Error(`the development chain must have the ID ${chainId}`);
-  const contracts = [library, { address: own.address, code: token.code }, multicall3];
-  for (const { address, code } of contracts) await request("anvil_setCode", [address, code]);
+  if (Number(await request("eth_chainId", [])) !== chainId) {
+    throw new Error(`the development chain must have the ID ${chainId}`);
+  }
+  await request("anvil_setCode", [library.address, library.code]);
+  await request("anvil_setCode", [own.address, token.code]);
+  await request("anvil_setCode", [multicall3.address, multicall3.code]);
   await request("anvil_impersonateAccount", [TOKEN_ADMIN]);
   await request("anvil_setBalance", [TOKEN_ADMIN, toHex(10n ** 24n)]);
   const named = [own.name, own.symbol] as const;
@@ -157,15 +164,14 @@ export async function installToken(network: Network, request: CallNode): Promise
   for (const data of calls) await callAsAdmin(network, request, data);
   await request("evm_mine", []);
   const separator = encodeFunctionData({ abi: ABI, functionName: "DOMAIN_SEPARATOR" });
-  const domain = await request("eth_call", [{ to: own.address, data: separator }, "latest"]);
+  const found = await request("eth_call", [{ to: own.address, data: separator }, "latest"]);
   // The separator hashes the token's name, version, chain and address.
-  if (domain !== own.domain) throw new Error(`the token's domain is not ${network.title}'s: ${String(domain)}`);
+  if (found !== own.domain) throw new Error(`the token's domain is not ${network.title}'s: ${String(found)}`);
 }
 
 /** The data of a call that mints tokens, in smallest units; for `callAsAdmin`. */
-export function mintCall(to: Hex, units: bigint): Hex {
-  return encodeFunctionData({ abi: ABI, functionName: "mint", args: [to, units] });
-}
+export const mintCall = (to: Hex, units: bigint): Hex =>
+  encodeFunctionData({ abi: ABI, functionName: "mint", args: [to, units] });
 
 /** Sends a call of the token from its admin. @returns the hash of the transaction, which is not mined yet */
 export async function callAsAdmin({ token }: Network, request: CallNode, data: Hex, tipWei = ADMIN_TIP_WEI) {

@@ -44,18 +44,28 @@ export async function registerAgents(tenant: GatewayAccess, upstreams: Agents, p
 }
 
 /** Configures the facilitator; from then on payments are collected before the call is made. */
-export async function configureSettlement(tenant: GatewayAccess, facilitator_url: string, plaintext: string) {
-  const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext };
-  const body = { facilitator_url, facilitator_credential_ref: await create(tenant, "/v1/credentials", credential) };
+export async function configureSettlement(tenant: GatewayAccess, facilitatorUrl: string, bundle: string) {
+  const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext: bundle };
+  const id = await create(tenant, "/v1/credentials", credential);
+  const body = { facilitator_url: facilitatorUrl, facilitator_credential_ref: id };
   await call(tenant, { method: "PATCH", path: "/v1/settlement/config", body }, SUCCESS.ok);
 }
 
-type DemoRequest = Omit<AccessRequest, "body" | "signal"> & { readonly body?: object };
-type DemoAnswer<T> = GatewayAnswer & { readonly body: T; readonly ms: number };
+interface DemoRequest extends Omit<AccessRequest, "body" | "signal"> {
+  readonly body?: object;
+}
+
+interface DemoAnswer<T> extends GatewayAnswer {
+  readonly body: T;
+  readonly ms: number;
+}
 
 /** Sends a request. @throws DemoProblem for any other status than `expected`; OutboundError when there is no response */
-async function call<T>(tenant: GatewayAccess, request: DemoRequest, expected: number): Promise<DemoAnswer<T>> {
-  const { method, path, headers = {}, body } = request;
+async function call<T = unknown>(
+  tenant: GatewayAccess,
+  { method, path, headers = {}, body }: DemoRequest,
+  expected: number,
+): Promise<DemoAnswer<T>> {
   const startedAt = performance.now();
   const answer = await ask(tenant, {
     ...{ method, path, signal: AbortSignal.timeout(60_000) },
@@ -69,10 +79,8 @@ async function call<T>(tenant: GatewayAccess, request: DemoRequest, expected: nu
   return { ...answer, body: answer.body as T, ms: performance.now() - startedAt };
 }
 
-async function create(tenant: GatewayAccess, path: string, body: object): Promise<string> {
-  const answer = await call<{ readonly id: string }>(tenant, { method: "POST", path, body }, SUCCESS.created);
-  return answer.body.id;
-}
+const create = async (tenant: GatewayAccess, path: string, body: object): Promise<string> =>
+  (await call<{ readonly id: string }>(tenant, { method: "POST", path, body }, SUCCESS.created)).body.id;
 
 /** Runs a whole paid call. @throws DemoProblem when a step does not go as it must */
 export async function runPaidCall(scenario: Scenario): Promise<void> {
@@ -155,9 +163,8 @@ function toolCall(name: string, args: object): object {
   return { jsonrpc: "2.0", id: 1, method: "tools/call", params: { name, arguments: args } };
 }
 
-function challengeFor({ tenant }: Scenario, path: string, body: object): Promise<DemoAnswer<object>> {
-  return call<object>(tenant, { method: "POST", path, body }, STATUS.payment_required);
-}
+const challengeFor = ({ tenant }: Scenario, path: string, body: object): Promise<DemoAnswer<object>> =>
+  call<object>(tenant, { method: "POST", path, body }, STATUS.payment_required);
 
 function offerIn(challenge: object): PayableOffer {
   const offer = payableOffer(challenge);
@@ -165,7 +172,9 @@ function offerIn(challenge: object): PayableOffer {
   return offer;
 }
 
-type Accepted = { readonly invocation_id: string };
+interface Accepted {
+  readonly invocation_id: string;
+}
 
 interface PolledCall {
   readonly status: string;
@@ -213,8 +222,10 @@ async function balances({ chain, payer, payee }: Scenario): Promise<Balances> {
 function showBalances(before: Balances, after: Balances): void {
   const row = (who: keyof Balances): ListLine => {
     const change = after[who] - before[who];
-    const changed = `${change < 0n ? "-" : "+"}${usdc(change < 0n ? -change : change)}`;
-    return [who, `${column(before[who])}  →  ${column(after[who])} USDC  (${changed})`];
+    return [
+      who,
+      `${column(before[who])}  →  ${column(after[who])} USDC  (${change < 0n ? "-" : "+"}${usdc(change < 0n ? -change : change)})`,
+    ];
   };
   terminal.entries([row("payer"), row("payee")]);
 }
@@ -243,4 +254,4 @@ async function showToolResult(scenario: Scenario, path: string, { invocation_id 
 const answerOf = ({ response_body_b64 }: PolledCall): unknown =>
   JSON.parse(Buffer.from(response_body_b64, "base64").toString());
 
-const elapsed = ({ ms }: { readonly ms: number }) => `in ${duration(ms)}`;
+const elapsed = ({ ms }: { readonly ms: number }): string => `in ${duration(ms)}`;

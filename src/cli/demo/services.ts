@@ -1,7 +1,6 @@
 // The servers of the demo, apart from the chain: the facilitator and the gateway, each configured as an operator would, with
 // variables, `tollgate pki` and `tollgate account`, and with a data directory of its own; and the two upstreams behind the
 // gateway, whose responses are computed, not canned.
-
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -163,9 +162,8 @@ function textOf(tool: string | undefined, args: Readonly<Record<string, unknown>
 /** The largest number that is factorized at once, without a noticeable wait. */
 const NUMBER_MAX = 1_000_000_000_000;
 
-function isWhole(value: unknown): value is number {
-  return typeof value === "number" && Number.isInteger(value) && Math.abs(value) <= NUMBER_MAX;
-}
+const isWhole = (value: unknown): value is number =>
+  typeof value === "number" && Number.isInteger(value) && Math.abs(value) <= NUMBER_MAX;
 
 function primeFactors(number: number): number[] {
   const factors: number[] = [];

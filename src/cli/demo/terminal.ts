@@ -26,6 +26,5 @@ export const terminal = {
     print(`  ${styleText("green", "✓")} ${styleText("dim", duration(ms).padStart(7))}  ${name.padEnd(14)} ${detail}`),
 };
 
-export function duration(ms: number): string {
-  return ms < 1000 ? `${Math.max(1, Math.round(ms))} ms` : `${(ms / 1000).toFixed(1)} s`;
-}
+export const duration = (ms: number): string =>
+  ms < 1000 ? `${Math.max(1, Math.round(ms))} ms` : `${(ms / 1000).toFixed(1)} s`;

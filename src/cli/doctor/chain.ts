@@ -127,13 +127,10 @@ export function nodeFindings(nodes: readonly NodeReport[]): Finding[] {
 }
 
 /** Whether the node answers and is on the right chain. */
-function isGood<T extends NodeReport>(node: T): node is T & { readonly answer: NodeAnswer } {
-  return typeof node.answer !== "string" && node.answer.chainId === BigInt(node.network.chainId);
-}
+const isGood = <T extends NodeReport>(node: T): node is T & { readonly answer: NodeAnswer } =>
+  typeof node.answer !== "string" && node.answer.chainId === BigInt(node.network.chainId);
 
-function goodAnswers(nodes: readonly NodeReport[]): NodeAnswer[] {
-  return nodes.filter(isGood).map(({ answer }) => answer);
-}
+const goodAnswers = (nodes: readonly NodeReport[]): NodeAnswer[] => nodes.filter(isGood).map(({ answer }) => answer);
 
 function silent(why: string, othersAnswer: boolean): Problem {
   const text = `it gives no usable answer: ${why}`;

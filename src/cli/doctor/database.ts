@@ -42,10 +42,10 @@ export function openDatabase({ databaseUrl, dataDir }: DataLocation): Opening {
 export function afterOpening(
   check: Omit<Check, "run">,
   opening: Opening,
-  judge: (database: DatabaseInspection | null) => Promise<Finding[]>,
+  run: (database: DatabaseInspection | null) => Promise<Finding[]>,
 ): Check {
-  const run = () => opening.then(judge, () => notChecked(check.what, "the database"));
-  return { msMax: SECOND_CHECK_MS_MAX, ...check, run };
+  const { what } = check;
+  return { msMax: SECOND_CHECK_MS_MAX, ...check, run: () => opening.then(run, () => notChecked(what, "the database")) };
 }
 
 export function databaseChecks(service: Service, location: DataLocation, opening: Opening): Check[] {
@@ -89,14 +89,16 @@ export function schemaProblem(schema: Schema): Problem | null {
     case "none":
     case "same":
       return null;
-    case "older": {
-      const text = `${has}, and the next start of this program migrates it to ${newestVersion()}`;
-      return warning(text, "take a backup, then start this program or run tollgate migrate");
-    }
-    case "newer": {
-      const text = `${has}; this program knows versions up to ${newestVersion()}, and may still run on it`;
-      return warning(text, "move to the newer program in time");
-    }
+    case "older":
+      return warning(
+        `${has}, and the next start of this program migrates it to ${newestVersion()}`,
+        "take a backup, then start this program or run tollgate migrate",
+      );
+    case "newer":
+      return warning(
+        `${has}; this program knows versions up to ${newestVersion()}, and may still run on it`,
+        "move to the newer program in time",
+      );
     case "too new":
       return failure(`it has ${tooNewText(schema)}`, TOO_NEW_ADVICE);
   }
@@ -129,9 +131,8 @@ export function freeSpaceProblem(name: string, freeBytes: number): Problem | nul
   return freeBytes < GIB ? warning(text, advice) : null;
 }
 
-function bytesText(bytes: number): string {
-  return bytes < GIB ? `${Math.floor(bytes / 1024 ** 2)} MiB` : `${(bytes / GIB).toFixed(1)} GiB`;
-}
+const bytesText = (bytes: number): string =>
+  bytes < GIB ? `${Math.floor(bytes / 1024 ** 2)} MiB` : `${(bytes / GIB).toFixed(1)} GiB`;
 
 export async function keyFindings(
   place: DataLocation & Pick<Config, "masterKeys">,

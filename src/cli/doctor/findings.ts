@@ -1,7 +1,6 @@
 // Runs the doctor's checks and makes its report. Each finding is one line, and all of them decide the exit status. Checks run
 // concurrently, each with a deadline, and are reported in their order. A check that throws becomes a finding, without the
 // message of an error that may show a secret. Judgements that several checks share, about certificates and clocks, are here too.
-
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import { errorName } from "../../core/fault.ts";
@@ -41,13 +40,10 @@ export function findings(what: string, problems: readonly (Problem | null)[], fi
   return found.map((problem) => ({ what, ...problem }));
 }
 
-export function notChecked(what: string, without: string): Finding[] {
-  return findings(what, [warning(`not checked without ${without}`, "fix that first")], "");
-}
+export const notChecked = (what: string, without: string): Finding[] =>
+  findings(what, [warning(`not checked without ${without}`, "fix that first")], "");
 
-export function isHealthy(found: readonly Finding[]): boolean {
-  return found.every(({ state }) => state !== "fail");
-}
+export const isHealthy = (found: readonly Finding[]): boolean => found.every(({ state }) => state !== "fail");
 
 export function report(found: readonly Finding[]): string {
   // Names that tenants have chosen may be longer; they don't widen the column.
@@ -80,9 +76,8 @@ export async function runChecks(checks: readonly Check[]): Promise<readonly Find
 export class TooLate extends Error {}
 
 /** @throws TooLate */
-export function inTime<T>(work: Promise<T>, msMax = CHECK_MS_MAX): Promise<T> {
-  return withDeadline(msMax, work, () => new TooLate(`no answer within ${msMax / 1000} s`));
-}
+export const inTime = <T>(work: Promise<T>, msMax = CHECK_MS_MAX): Promise<T> =>
+  withDeadline(msMax, work, () => new TooLate(`no answer within ${msMax / 1000} s`));
 
 /** @param advice for errors that suggest none */
 export function problemOf(error: unknown, advice = "fix it, and run tollgate doctor again"): Problem {
@@ -102,7 +97,7 @@ function outboundAdvice({ kind, message }: OutboundError): string | null {
   return null;
 }
 
-/** Times are in milliseconds since the epoch. @param which as in "its certificate" @param advice what to do if it expires */
+/** Judges the validity of a certificate, in milliseconds since the epoch. @param which names it, as in "its certificate" */
 export function validityProblem(which: string, from: number, to: number, now: number, advice: string): Problem | null {
   if (now < from) return failure(`${which} is not valid before ${timeText(from)}`, "set the clock, or wait");
   if (now > to) return failure(`${which} expired at ${timeText(to)}`, advice);
@@ -117,9 +112,7 @@ export function certificateProblems(which: string, pem: string, advice: string):
   );
 }
 
-function timeText(time: number): string {
-  return Number.isFinite(time) ? new Date(time).toISOString() : "an unknown time";
-}
+const timeText = (time: number): string => (Number.isFinite(time) ? new Date(time).toISOString() : "an unknown time");
 
 /** @param aheadMs how far the clock of `whose` is ahead of this machine's */
 export function skewProblem(whose: string, aheadMs: number, advice: string): Problem | null {
@@ -128,9 +121,7 @@ export function skewProblem(whose: string, aheadMs: number, advice: string): Pro
   return warning(`${whose} is ${seconds} s ${aheadMs > 0 ? "ahead of" : "behind"} this machine's clock`, advice);
 }
 
-export function seconds(ms: number): string {
-  return (Math.abs(ms) / 1000).toFixed(1);
-}
+export const seconds = (ms: number): string => (Math.abs(ms) / 1000).toFixed(1);
 
 /** Wraps an HTTP client so that its requests also observe when the server's certificate expires and what time the server has. */
 export function observed(outbound: Outbound) {

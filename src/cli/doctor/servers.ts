@@ -12,14 +12,8 @@ import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
 import { CredentialFailure } from "../../gateway/upstream/failure.ts";
 import type { ClientIdentity } from "../../http/client/connections.ts";
 import { OutboundError } from "../../http/client/exchange.ts";
-import {
-  createOutbound,
-  exchangeJson,
-  fetchDocument,
-  fetchJson,
-  type Outbound,
-  ownAddresses,
-} from "../../http/client/outbound.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
+import { createOutbound, exchangeJson, fetchDocument, fetchJson, ownAddresses } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { openSealed } from "../../keys/keyring.ts";
@@ -120,11 +114,7 @@ type Group = Facilitator & { found: readonly Finding[] };
  * Sends each facilitator a request as a settlement would: under the host rules, with the tenant's own certificate or header.
  * Tenants with the same facilitator and credential share a request. Findings name tenants, and show nothing of their secrets.
  */
-export async function facilitatorFindings(
-  config: Config,
-  database: DatabaseInspection | null,
-  trusted: Outbound,
-): Promise<Finding[]> {
+export async function facilitatorFindings(config: Config, database: DatabaseInspection | null, trusted: Outbound) {
   const fit = database === null ? "none" : fitOf(database.schema);
   if (database === null || fit === "none") return findings("facilitators", [], "no tenant has one yet");
   if (fit !== "same" && fit !== "newer") return notChecked("facilitators", "a schema that fits this program");
@@ -154,8 +144,9 @@ export async function facilitatorFindings(
       const header = tls === null ? opened.header() : null;
       const shown = { url, tls, header: header === null ? null : ([header.name, header.value] as const) };
       const key = JSON.stringify(shown);
-      const fresh = () => ({ network: config.network, ...shown, tenants: [], found: [] });
-      groups.getOrInsertComputed(key, fresh).tenants.push(tenant);
+      const group = groups.get(key);
+      if (group === undefined) groups.set(key, { network: config.network, ...shown, tenants: [tenant], found: [] });
+      else group.tenants.push(tenant);
     } catch (error) {
       unreadable.push(...findings(named({ url, tenants: [tenant] }), [credentialProblem(error)], ""));
     }
@@ -192,9 +183,8 @@ async function uncollectedProblems({ read: { db, tables } }: DatabaseInspection)
   });
 }
 
-function named({ url, tenants: [first = "", ...others] }: Pick<Group, "url" | "tenants">): string {
-  return `facilitator ${url} of ${first}${others.length === 0 ? "" : ` and ${others.length} more`}`;
-}
+const named = ({ url, tenants: [first = "", ...others] }: Pick<Group, "url" | "tenants">): string =>
+  `facilitator ${url} of ${first}${others.length === 0 ? "" : ` and ${others.length} more`}`;
 
 /** Errors of credentials and bundles hold no part of a secret; other errors may. */
 function credentialProblem(error: unknown): Problem {
@@ -203,9 +193,7 @@ function credentialProblem(error: unknown): Problem {
   return isSafe ? failure(`its credential can't be used: ${error.message}`, advice) : problemOf(error, advice);
 }
 
-function base(url: string): string {
-  return url.replace(/\/+$/, "");
-}
+const base = (url: string): string => url.replace(/\/+$/, "");
 
 async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[]> {
   const unseen = "run `tollgate account list` at the facilitator to see whether the tenant has an account";
@@ -242,8 +230,9 @@ async function supportedProblem(group: Facilitator, outbound: Outbound): Promise
     const advice = status === 401 || status === 403 ? "the tenant must store a credential that it accepts" : unreached;
     return failure(text, advice);
   } catch (error) {
-    const isTold = error instanceof OutboundError;
-    return isTold ? problemOf(error, unreached) : failure("it does not answer in time", unreached);
+    return error instanceof OutboundError
+      ? problemOf(error, unreached)
+      : failure("it does not answer in time", unreached);
   }
 }
 
@@ -254,7 +243,7 @@ function kindsProblem({ name, caip2 }: Network, body: unknown): Problem | null {
   return failure(`it does not settle on ${name}`, "the tenant must name a facilitator that does");
 }
 
-/** Works on a few items at a time, until the deadline by performance.now(). @returns how many were not begun by then */
+/** Works on the items, a few at a time, until the deadline (performance.now()). Returns how many were not begun by then. */
 export async function eachInTime<T>(items: readonly T[], until: number, work: (item: T) => Promise<void>) {
   let left = 0;
   await mapLimit(items, AT_ONCE, async (item) => {

@@ -1,6 +1,5 @@
 // The limits of an account, per transaction and per UTC day, and its usage of a day, which changes under the account's lock.
 // Amounts are in the token's smallest units, gas is in wei, and a value equal to a limit is allowed.
-
 import { and, count, eq } from "drizzle-orm";
 import { bindAll, prepared, preparedRow, type Reader, type Tx } from "../../storage/store.ts";
 import type { Network } from "../../x402/network.ts";
@@ -34,9 +33,8 @@ export type GuardrailProblem =
   | "payer_is_payee";
 
 /** Whether the problem is a daily one, which ends by itself on the chain's next UTC day. */
-export function isOfDay(problem: GuardrailProblem): boolean {
-  return ["over_daily_ceiling", "over_daily_gas", "payer_reverted"].includes(problem);
-}
+export const isOfDay = (problem: GuardrailProblem): boolean =>
+  ["over_daily_ceiling", "over_daily_gas", "payer_reverted"].includes(problem);
 
 export function limitsOf(account: Omit<FacilitatorAccount, "name">, defaults: Limits): Limits {
   return {
@@ -45,10 +43,6 @@ export function limitsOf(account: Omit<FacilitatorAccount, "name">, defaults: Li
     dailyCeiling: account.dailyCeiling ?? defaults.dailyCeiling,
   };
 }
-
-/** The deployment has one network and token, and every account may settle them. */
-const isAllowedKind = ({ name, token }: Network, { network }: Payment, requirements: Requirements): boolean =>
-  network === name && requirements.network === name && requirements.asset === token.key;
 
 export const exceedsCeiling = (reserved: bigint, value: bigint, dailyCeiling: bigint): boolean =>
   reserved + value > dailyCeiling;
@@ -66,9 +60,8 @@ export const isShutOut = (reverts: number, hasCode: boolean): boolean => reverts
 export const exceedsOpen = (open: number, hasCode: boolean): boolean => !hasCode && open >= 256;
 
 /** Whether `more` would exceed the daily limit on top of `used`. The first payment of a day may cost more than the limit. */
-export function exceedsGasOfAll(used: bigint, more: bigint, dailyGasAllWei: bigint): boolean {
-  return dailyGasAllWei > 0n && used > 0n && used + more > dailyGasAllWei;
-}
+export const exceedsGasOfAll = (used: bigint, more: bigint, dailyGasAllWei: bigint): boolean =>
+  dailyGasAllWei > 0n && used > 0n && used + more > dailyGasAllWei;
 
 /**
  * Whether `more` would exceed the daily limit on top of what is `burned` and `reserved` for open payments, or would give one
@@ -91,7 +84,9 @@ export function checkGuardrails(
   { network, used, limits }: { readonly network: Network; readonly used: Used; readonly limits: Limits },
 ): GuardrailProblem | null {
   const { value } = payment.authorization;
-  if (!isAllowedKind(network, payment, requirements)) return "kind_not_allowed";
+  // The deployment has one network and token, and every account may settle them.
+  if (payment.network !== network.name || requirements.network !== network.name) return "kind_not_allowed";
+  if (requirements.asset !== network.token.key) return "kind_not_allowed";
   if (payment.authorization.from === payment.authorization.to) return "payer_is_payee";
   if (value < limits.minValue) return "under_min_value";
   if (value > limits.maxPerTransaction) return "over_max_per_transaction";
@@ -119,16 +114,12 @@ export interface Used {
 export const utcDay = (now: number): string => new Date(now).toISOString().slice(0, 10);
 
 /** Takes the account's lock: before any row of a payment is written and before a payer's lock, or a deadlock could occur. */
-export function lockDays(tx: Tx, account: string): Promise<void> {
-  return tx.lock(`ceiling:${account}`);
-}
+export const lockDays = (tx: Tx, account: string): Promise<void> => tx.lock(`ceiling:${account}`);
 
 const dayOfAccount = preparedRow(({ db, tables: { facilitatorDays: t } }) => {
   const { account, day } = bindAll(t, ["account", "day"]);
-  return db
-    .select()
-    .from(t)
-    .where(and(eq(t.account, account), eq(t.day, day)));
+  const isDay = and(eq(t.account, account), eq(t.day, day));
+  return db.select().from(t).where(isDay);
 });
 
 export async function usedOn(reader: Reader, of: DayOfAccount): Promise<Used> {
@@ -138,9 +129,8 @@ export async function usedOn(reader: Reader, of: DayOfAccount): Promise<Used> {
 }
 
 /** How many payments of the payer for this account reverted on the day. */
-export async function revertsOf(reader: Reader, of: DayOfAccount, payer: Hex): Promise<number> {
-  return Number((await revertsOfPayer(reader, { ...of, payer }))?.reverts ?? 0);
-}
+export const revertsOf = async (reader: Reader, of: DayOfAccount, payer: Hex): Promise<number> =>
+  Number((await revertsOfPayer(reader, { ...of, payer }))?.reverts ?? 0);
 
 const revertsOfPayer = preparedRow(({ db, tables: { facilitatorPayments: t } }) => {
   const { payer, account, day } = bindAll(t, ["payer", "account", "day"]);

@@ -12,20 +12,8 @@ import type { Receipt } from "../../chain/json-rpc.ts";
 import { COLLECTION_EVENTS, type CollectionStatus } from "../../core/states.ts";
 import { bindAll, prepared, preparedRow, type Reader, type Tx } from "../../storage/store.ts";
 import type { Hex, Payment, PaymentKey } from "../../x402/types.ts";
-import {
-  change,
-  type DayOfAccount,
-  exceedsCeiling,
-  exceedsGas,
-  exceedsGasAtOnce,
-  exceedsGasOfAll,
-  exceedsOpen,
-  isShutOut,
-  type Limits,
-  lockDays,
-  revertsOf,
-  usedOn,
-} from "./guardrails.ts";
+import type { DayOfAccount, Limits } from "./guardrails.ts";
+import * as guardrails from "./guardrails.ts";
 
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
 
@@ -66,9 +54,8 @@ export interface PaymentFailure {
   readonly gas_burned: bigint | null;
 }
 
-function hasKey(t: PaymentsTable, key: { readonly [K in keyof PaymentKey]: PaymentKey[K] | SQL }) {
-  return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
-}
+const hasKey = (t: PaymentsTable, key: { readonly [K in keyof PaymentKey]: PaymentKey[K] | SQL }) =>
+  and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
 
 /** `hasKey` with the named values of a prepared query. */
 const hasGivenKey = (t: PaymentsTable) => hasKey(t, bindAll(t, ["chain_id", "token", "payer", "nonce"]));
@@ -83,9 +70,7 @@ export async function inGroups<T, R>(items: readonly T[], find: (some: T[]) => P
 }
 
 /** A key for maps in memory; chain and token are left out, since a process has only one of each. */
-export function paymentName({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">): string {
-  return `${payer}:${nonce}`;
-}
+export const paymentName = ({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">): string => `${payer}:${nonce}`;
 
 export const storedPayment: (reader: Reader, key: PaymentKey) => Promise<FacilitatorPayment | null> = preparedRow(
   ({ db, tables: { facilitatorPayments: t } }) => db.select().from(t).where(hasGivenKey(t)),
@@ -107,43 +92,28 @@ export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
   };
 }
 
-/** Changes the payment if it is in one of the states `from`; null, with nothing changed, when it is in none of them. */
-async function changePayment(
-  tx: Tx,
-  key: PaymentKey,
-  from: readonly CollectionStatus[],
-  set: Partial<PaymentsTable["$inferInsert"]>,
-  also?: (t: PaymentsTable) => SQL | undefined,
-): Promise<Reservation | null> {
-  const { facilitatorPayments: t } = tx.tables;
-  const [row] = await tx.db
-    .update(t)
-    .set(set)
-    .where(and(hasKey(t, key), inArray(t.status, [...from]), also?.(t)))
-    .returning(reservation(t));
-  return row ?? null;
-}
-
-/** `changePayment` for what every settlement does, as a prepared query. The columns `names` get the values of their names. */
+/** Changes a payment that is in one of the states `from`. The columns `names` get the values of their names. */
 const preparedChange = (
   { from, to }: { readonly from: readonly CollectionStatus[]; readonly to: CollectionStatus },
   names: readonly (keyof FacilitatorPayment)[],
   also?: (t: PaymentsTable) => SQL | undefined,
 ) =>
-  prepared(({ db, tables: { facilitatorPayments: t } }: Tx) =>
-    db
-      .update(t)
-      .set({ ...bindAll(t, [...names]), status: to })
-      .where(and(hasGivenKey(t), inArray(t.status, [...from]), also?.(t)))
-      .returning(reservation(t)),
-  );
+  prepared(({ db, tables: { facilitatorPayments: t } }: Tx) => {
+    const set = { ...bindAll(t, [...names]), status: to };
+    const isFrom = and(hasGivenKey(t), inArray(t.status, [...from]), also?.(t));
+    return db.update(t).set(set).where(isFrom).returning(reservation(t));
+  });
 
 const sendClaim = preparedChange(COLLECTION_EVENTS.send, ["transaction_hash", "updated_at"], (t) =>
   eq(t.claim, bindAll(t, ["claim"]).claim),
 );
 
-const INCLUSION = ["transaction_hash", "block_number", "block_hash"] as const;
-const settlePayment = preparedChange(COLLECTION_EVENTS.settle, [...INCLUSION, "updated_at", "ended_at"]);
+const sent = COLLECTION_EVENTS.send.to;
+const touchSent = preparedChange({ from: [sent], to: sent }, ["updated_at"]);
+
+const INCLUSION = ["block_number", "block_hash", "updated_at", "ended_at"] as const;
+const settlePayment = preparedChange(COLLECTION_EVENTS.settle, ["transaction_hash", ...INCLUSION]);
+const reopenPayment = preparedChange(COLLECTION_EVENTS.reorganise, INCLUSION);
 
 const insertClaim = prepared(({ db, tables: { facilitatorPayments: t } }: Tx) =>
   db.insert(t).values(bindAll(t)).onConflictDoNothing().returning({ nonce: t.nonce }),
@@ -154,21 +124,21 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
   const { key, account, day, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
   const { value } = authorization;
   const of = { account, day };
-  await lockDays(tx, account);
+  await guardrails.lockDays(tx, account);
   // Only a claim takes this lock, and after the account's, so there is no deadlock.
   await tx.lock(`payer:${key.payer}`);
   if ((await storedPayment(tx, key)) !== null) return "taken";
-  const { reserved, gasBurned, gasUsed } = await usedOn(tx, of);
-  if (exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
-  if (exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
-  if (isShutOut(await revertsOf(tx, of, key.payer), claim.hasCode)) return "reverts";
-  if (exceedsGasOfAll(gasUsed, gasHeld, limits.dailyGasAllWei)) return "gas held";
+  const { reserved, gasBurned, gasUsed } = await guardrails.usedOn(tx, of);
+  if (guardrails.exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
+  if (guardrails.exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
+  if (guardrails.isShutOut(await guardrails.revertsOf(tx, of, key.payer), claim.hasCode)) return "reverts";
+  if (guardrails.exceedsGasOfAll(gasUsed, gasHeld, limits.dailyGasAllWei)) return "gas held";
   const ofPayer = await heldOf(tx, key.payer, balance);
   if (ofPayer.value + value > balance.amount) return "held";
-  if (limits.dailyGasWei > 0n && exceedsOpen(ofPayer.open, claim.hasCode)) return "gas held";
+  if (limits.dailyGasWei > 0n && guardrails.exceedsOpen(ofPayer.open, claim.hasCode)) return "gas held";
   if (limits.dailyGasWei > 0n && more > 0n) {
     const held = await gasReserved(tx, account, key.payer);
-    if (exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";
+    if (guardrails.exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";
   }
   const row: FacilitatorPayment = {
     ...{ chain_id: key.chain_id, token: key.token, payer: key.payer, nonce: key.nonce },
@@ -194,7 +164,7 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
     ...{ created_at: now, updated_at: now, ended_at: null },
   };
   if ((await insertClaim(tx).execute(row)).length === 0) return "taken";
-  await change(tx, of, { reserved: value, gasUsed: gasHeld });
+  await guardrails.change(tx, of, { reserved: value, gasUsed: gasHeld });
   return "claimed";
 }
 
@@ -202,17 +172,15 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
  * Marks the claim as sent, in the write that stores the payment's first signed transaction, which may be broadcast after the
  * commit. False when this claim is gone: nothing may be broadcast then.
  */
-export async function markSent(tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">, hash: Hex, now: number) {
-  return (await sendClaim(tx).execute({ ...key, claim, transaction_hash: hash, updated_at: now })).length > 0;
-}
+export const markSent = async (tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">, hash: Hex, now: number) =>
+  (await sendClaim(tx).execute({ ...key, claim, transaction_hash: hash, updated_at: now })).length > 0;
 
 /**
  * Locks a sent payment's row in the write that stores another transaction for the payment, so that no failure is recorded
  * until the commit. False when the payment has ended: nothing may be broadcast then.
  */
-export async function markSentAgain(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
-  return (await changePayment(tx, key, [COLLECTION_EVENTS.send.to], { updated_at: now })) !== null;
-}
+export const markSentAgain = async (tx: Tx, key: PaymentKey, now: number): Promise<boolean> =>
+  (await touchSent(tx).execute({ ...key, updated_at: now })).length > 0;
 
 /**
  * Records that a transaction of ours moved the money. False when that is recorded already, or the payment is not open.
@@ -236,7 +204,7 @@ export async function recordSettled(
 /** Replaces the gas that the payment held on its day by its cost. After a reorganisation this may happen once more. */
 async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
-  await change(tx, row, { gasUsed: cost - BigInt(row.gas_held) });
+  await guardrails.change(tx, row, { gasUsed: cost - BigInt(row.gas_held) });
   const set = { gas_held: String(cost) };
   await tx.db.update(t).set(set).where(hasKey(t, key));
 }
@@ -265,35 +233,31 @@ export async function recordFailed(
     updated_at: now,
     ended_at: now,
   };
-  const row = await changePayment(tx, key, [as.was], set, (t) =>
-    and(eq(t.account, account), as.was === "claimed" ? eq(t.claim, as.claim) : undefined),
-  );
-  if (row === null) return false;
+  const { facilitatorPayments: t } = tx.tables;
+  const isClaim = as.was === "claimed" ? eq(t.claim, as.claim) : undefined;
+  const isIt = and(hasKey(t, key), eq(t.status, as.was), eq(t.account, account), isClaim);
+  const [row] = await tx.db.update(t).set(set).where(isIt).returning(reservation(t));
+  if (row === undefined) return false;
   if (burned === null || as.was === "claimed") {
     // A sent payment may still cost the gas that it holds, by a replacement transaction or by a late revert.
     const gasUsed = as.was === "claimed" ? -BigInt(row.gas_held) : 0n;
-    await change(tx, row, { reserved: -BigInt(row.value), gasUsed });
+    await guardrails.change(tx, row, { reserved: -BigInt(row.value), gasUsed });
     return true;
   }
-  await change(tx, { account, day: as.day }, { gasBurned: burned });
+  await guardrails.change(tx, { account, day: as.day }, { gasBurned: burned });
   if (row.gas_held !== "0") await countCost(tx, key, row, burned);
   return true;
 }
 
-/**
- * Deletes a claim for which certainly no transaction was signed and stored, so that the payment can be presented again.
- * False when this claim is gone.
- */
+/** Deletes a claim that certainly has no stored transaction, so the payment may come again. False when the claim is gone. */
 export async function withdrawClaim(tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">): Promise<boolean> {
   const account = await lockAccountOf(tx, key);
   if (account === null) return false;
   const { facilitatorPayments: t } = tx.tables;
-  const [row] = await tx.db
-    .delete(t)
-    .where(and(hasKey(t, key), eq(t.account, account), eq(t.claim, claim), eq(t.status, "claimed")))
-    .returning(reservation(t));
+  const isIt = and(hasKey(t, key), eq(t.account, account), eq(t.claim, claim), eq(t.status, "claimed"));
+  const [row] = await tx.db.delete(t).where(isIt).returning(reservation(t));
   if (row === undefined) return false;
-  await change(tx, row, { reserved: -BigInt(row.value), gasUsed: -BigInt(row.gas_held) });
+  await guardrails.change(tx, row, { reserved: -BigInt(row.value), gasUsed: -BigInt(row.gas_held) });
   return true;
 }
 
@@ -306,15 +270,14 @@ const reservation = ({ account, day, value, gas_held }: PaymentsTable) => ({ acc
 async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
   const payment = await storedPayment(tx, key);
   if (payment === null) return null;
-  await lockDays(tx, payment.account);
+  await guardrails.lockDays(tx, payment.account);
   return payment.account;
 }
 
 /** Reopens a settled payment whose block left the chain. The payment keeps its reservation, since it may land again. */
 export async function recordReorganised(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
-  const { from, to } = COLLECTION_EVENTS.reorganise;
-  const set = { status: to, block_number: null, block_hash: null, updated_at: now, ended_at: null };
-  return (await changePayment(tx, key, from, set)) !== null;
+  const values = { ...key, block_number: null, block_hash: null, updated_at: now, ended_at: null };
+  return (await reopenPayment(tx).execute(values)).length > 0;
 }
 
 export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
@@ -346,9 +309,7 @@ export type Measured = Pick<Balance, "amount" | "block"> & {
 type PaymentsTable = Tables["facilitatorPayments"];
 
 /** Exactly the condition of the partial indexes; with any other, SQLite would scan the table. */
-function isOpen(t: PaymentsTable) {
-  return sql`${t.status} in ('claimed', 'sent')`;
-}
+const isOpen = (t: PaymentsTable) => sql`${t.status} in ('claimed', 'sent')`;
 
 /**
  * What our transfers can still take from the payer's balance at a block: the sum of the open payments (claimed or sent) and of
@@ -373,22 +334,16 @@ const openOrLater = prepared(({ db, tables: { facilitatorPayments: t } }: Reader
   const { payer, block_number } = bindAll(t, ["payer", "block_number"]);
   const isLater = and(sql`${t.status} = 'settled'`, gt(t.block_number, block_number));
   const columns = { nonce: t.nonce, status: t.status, value: t.value };
-  return db
-    .select(columns)
-    .from(t)
-    .where(and(eq(t.payer, payer), or(isOpen(t), isLater)));
+  const isHeld = and(eq(t.payer, payer), or(isOpen(t), isLater));
+  return db.select(columns).from(t).where(isHeld);
 });
 
 /** The nonces of the payer's sent payments, oldest first, as those are the likeliest to be in a block. */
 export async function sentNonces(reader: Reader, payer: Hex): Promise<Hex[]> {
   const { facilitatorPayments: t } = reader.tables;
-  const rows = await reader.db
-    .select({ nonce: t.nonce })
-    .from(t)
-    .where(and(eq(t.payer, payer), isOpen(t), eq(t.status, "sent")))
-    .orderBy(asc(t.created_at))
-    // Each nonce costs a request to a node.
-    .limit(50);
+  const isSent = and(eq(t.payer, payer), isOpen(t), eq(t.status, "sent"));
+  // Each nonce costs a request to a node.
+  const rows = await reader.db.select({ nonce: t.nonce }).from(t).where(isSent).orderBy(asc(t.created_at)).limit(50);
   return rows.map(({ nonce }) => nonce);
 }
 
@@ -404,13 +359,8 @@ async function gasReserved(tx: Tx, account: string, payer: Hex): Promise<{ reser
 /** Claims that no transaction was stored for, oldest first. */
 export function claimedWithoutTransaction(reader: Reader, limit: number): Promise<FacilitatorPayment[]> {
   const { facilitatorPayments: t } = reader.tables;
-  return reader.db
-    .select()
-    .from(t)
-    .where(and(isOpen(t), eq(t.status, "claimed")))
-    .orderBy(asc(t.created_at))
-    .limit(limit)
-    .execute();
+  const isClaimed = and(isOpen(t), eq(t.status, "claimed"));
+  return reader.db.select().from(t).where(isClaimed).orderBy(asc(t.created_at)).limit(limit).execute();
 }
 
 /** The number of open payments of each account that has any, in one scan of their index. */

@@ -90,7 +90,7 @@ test("an account that has itself refused without end fills the table of one day 
   const clock = { time: NOON, now: () => clock.time };
   const lines: string[] = [];
   const log = { ...silentLog, info: (event: string) => void lines.push(event) };
-  const { note } = createRefusalLog({ store, clock, log });
+  const note = createRefusalLog({ store, clock, log });
   const refusal = { account: "alpha", payer: word(1), nonce: word(2) };
   const attempts = async () => {
     const { db, tables } = store.read;

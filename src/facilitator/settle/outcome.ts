@@ -11,14 +11,8 @@ import { canonicalSignature } from "../../x402/eip3009.ts";
 import { type Network, SCHEME } from "../../x402/network.ts";
 import type { Hex, Payment, PaymentKey, Requirements } from "../../x402/types.ts";
 import { checkWindow, keyOf, type SignedBy } from "../../x402/verify.ts";
-import {
-  type FacilitatorAccount,
-  type GuardrailProblem,
-  isOfDay,
-  type Limits,
-  limitsOf,
-  utcDay,
-} from "../payments/guardrails.ts";
+import type { FacilitatorAccount, GuardrailProblem, Limits } from "../payments/guardrails.ts";
+import { isOfDay, limitsOf, utcDay } from "../payments/guardrails.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
 
 /** About the time between two blocks. */
@@ -30,8 +24,7 @@ const DAY_RETRY_SECONDS = 3600;
 /**
  * `settled`: a transaction of ours has moved the money. `declined`: the payment is not collected for this caller; a hash is
  * given only when it was, or may yet be, collected on other terms. `pending`: the payment may yet be collected, by the
- * transaction with the hash if there is one. `over_limit`: the payment exceeds a limit of the account. `unavailable`: the
- * payment can't be settled now.
+ * transaction with the hash if there is one. `over_limit`: it exceeds a limit of the account. `unavailable`: it can't settle now.
  */
 export type CollectionOutcome = {
   /** The exact reason, which no caller learns. */
@@ -117,6 +110,7 @@ export function outcomeForOthers({ status, transaction_hash: hash }: Facilitator
   return declined("claimed_on_other_terms", status === "failed" ? null : hash);
 }
 
+/** Returns a function that logs and stores a refusal, and never rejects. */
 export function createRefusalLog({ store, clock, log }: StoreTools) {
   let today = "";
   const notes = new Map<string, number>();
@@ -130,25 +124,17 @@ export function createRefusalLog({ store, clock, log }: StoreTools) {
     return count > MAX.accountNotes;
   }
 
-  return {
-    /** Logs and stores one refusal. Never rejects. */
-    async note(named: Named, reason: string): Promise<void> {
-      log.info("payment_refused", { ...named, reason });
-      const now = clock.now();
-      if (isFull(named.account, now)) return;
-      const row = { ...named, reason, attempts: 1, created_at: now, updated_at: now };
-      try {
-        await store.write(async ({ db, tables: { facilitatorRefusals: t } }) => {
-          const set = { reason, attempts: sql`${t.attempts} + 1`, updated_at: now };
-          await db
-            .insert(t)
-            .values(row)
-            .onConflictDoUpdate({ target: [t.account, t.payer, t.nonce], set });
-        });
-      } catch (error) {
-        log.warn("refusal_not_stored", { account: named.account, error });
-      }
-    },
+  return async (named: Named, reason: string): Promise<void> => {
+    log.info("payment_refused", { ...named, reason });
+    const now = clock.now();
+    if (isFull(named.account, now)) return;
+    const row = { ...named, reason, attempts: 1, created_at: now, updated_at: now };
+    const storing = store.write(async ({ db, tables: { facilitatorRefusals: t } }) => {
+      const set = { reason, attempts: sql`${t.attempts} + 1`, updated_at: now };
+      const target = [t.account, t.payer, t.nonce];
+      await db.insert(t).values(row).onConflictDoUpdate({ target, set });
+    });
+    await storing.catch((error) => log.warn("refusal_not_stored", { account: named.account, error }));
   };
 }
 

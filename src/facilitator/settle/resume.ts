@@ -9,18 +9,8 @@ import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { endsWithin } from "../../kernel/wait.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import {
-  type ClaimedPayment,
-  claimedPayment,
-  claimedWithoutTransaction,
-  type FacilitatorPayment,
-  type Gas,
-  markSent,
-  paymentName,
-  recordFailed,
-  recordSettled,
-  simulatedGas,
-} from "../payments/payments.ts";
+import type { ClaimedPayment, FacilitatorPayment, Gas } from "../payments/payments.ts";
+import * as payments from "../payments/payments.ts";
 import { windowProblem } from "./outcome.ts";
 import type { PaymentsInFlight, SettleOptions } from "./settle.ts";
 
@@ -57,8 +47,8 @@ export function createResume(options: ResumeOptions) {
   async function readClaims(): Promise<FacilitatorPayment[]> {
     const isSending = inFlight.sendingSince();
     const resuming = new Set(beingResumed);
-    const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
-    return rows.filter((row) => !isSending(row) && !resuming.has(paymentName(row)));
+    const rows = await payments.claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
+    return rows.filter((row) => !isSending(row) && !resuming.has(payments.paymentName(row)));
   }
 
   /** No claims when the database is unavailable: the next poll comes soon. */
@@ -73,10 +63,10 @@ export function createResume(options: ResumeOptions) {
     const counts = { done: 0, left: 0 };
     async function resume(row: FacilitatorPayment): Promise<void> {
       // Another run may have started on this claim meanwhile.
-      if (beingResumed.has(paymentName(row))) return;
-      beingResumed.add(paymentName(row));
+      if (beingResumed.has(payments.paymentName(row))) return;
+      beingResumed.add(payments.paymentName(row));
       const isDone = !rounds.isStopped() && (await resumeOne(options, row, gasOf(row)));
-      beingResumed.delete(paymentName(row));
+      beingResumed.delete(payments.paymentName(row));
       counts[isDone ? "done" : "left"] += 1;
     }
     const { fresh = [], stale = [] } = Object.groupBy(rows, (row) => (gasOf(row) === null ? "stale" : "fresh"));
@@ -95,7 +85,7 @@ export function createResume(options: ResumeOptions) {
     async takeClaimed(): Promise<boolean> {
       if (rounds.isStopped() || wallet.isAlone()) return false;
       const own = (await claimsNow()).filter((row) => wallet.worksFor(row.wallet));
-      return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : simulatedGas(row)))).done > 0;
+      return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : payments.simulatedGas(row)))).done > 0;
     },
     /** Starts a round soon, for a claim that may have been left behind: a commit whose response was lost may yet take effect. */
     soon: (): void => void rounds.start(TRY_AGAIN_MS),
@@ -162,7 +152,7 @@ function createRounds(log: Log, round: () => Promise<{ readonly done: number; re
 /** False when nothing can be decided or done now. @param known the gas simulated a moment ago; null when it is too old */
 async function resumeOne(options: ResumeOptions, row: FacilitatorPayment, known: Gas | null): Promise<boolean> {
   const { log, chain, wallet } = options;
-  const payment = claimedPayment(row);
+  const payment = payments.claimedPayment(row);
   const { account, payer, nonce } = row;
   try {
     const late = windowProblem(payment, await chain.time());
@@ -195,9 +185,9 @@ async function endUnsent(options: ResumeOptions, payment: ClaimedPayment, reason
   const isEnded = await store.write(async (tx) => {
     if (own === null) {
       const failure = { reason, foreign_transaction: null, gas_burned: null };
-      return recordFailed(tx, key, failure, { was: "claimed", claim, now });
+      return payments.recordFailed(tx, key, failure, { was: "claimed", claim, now });
     }
-    return (await markSent(tx, payment, own.hash, now)) && recordSettled(tx, key, own, now);
+    return (await payments.markSent(tx, payment, own.hash, now)) && payments.recordSettled(tx, key, own, now);
   });
   if (!isEnded) return true;
   if (own !== null) onRecovered(key, own.hash);
@@ -216,7 +206,7 @@ async function endUnsent(options: ResumeOptions, payment: ClaimedPayment, reason
 export function createRecoveredPayments(log: Log, meters: Pick<Meters, "settlement">) {
   const reported = boundedCache<string, true>(MAX.paymentsTold);
   return ({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">, transaction: Hex): void => {
-    const name = paymentName({ payer, nonce });
+    const name = payments.paymentName({ payer, nonce });
     if (reported.get(name) !== undefined) return;
     reported.set(name, true);
     meters.settlement("settled");

@@ -14,41 +14,19 @@ import type { SettleRequest } from "../../x402/codec.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { checkRequirements, type Verifier } from "../../x402/verify.ts";
-import {
-  checkGuardrails,
-  type DayOfAccount,
-  type FacilitatorAccount,
-  isShutOut,
-  type Limits,
-  revertsOf,
-  usedOn,
-  utcDay,
-} from "../payments/guardrails.ts";
+import type { DayOfAccount, FacilitatorAccount, Limits } from "../payments/guardrails.ts";
+import { checkGuardrails, isShutOut, revertsOf, usedOn, utcDay } from "../payments/guardrails.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
-import {
-  type Claimed,
-  type ClaimedPayment,
-  claimPayment,
-  countAttempt,
-  type FacilitatorPayment,
-  type Gas,
-  openAmong,
-  openByAccount,
-  type PaymentClaim,
-  paymentName,
-  sentNonces,
-  storedPayment,
-  withdrawClaim,
-} from "../payments/payments.ts";
+import type { Claimed, ClaimedPayment, FacilitatorPayment, Gas, PaymentClaim } from "../payments/payments.ts";
+import * as payments from "../payments/payments.ts";
 import { WalletNotHeld } from "../wallet/leases.ts";
 import type { Wallet } from "../wallet/wallet.ts";
+import type { CollectionOutcome, Named, SettlementRequest } from "./outcome.ts";
 import {
   BEING_SETTLED,
-  type CollectionOutcome,
   createRefusalLog,
   declined,
   isSameTerms,
-  type Named,
   notNow,
   outcomeForOthers,
   outcomeOfRecord,
@@ -56,7 +34,6 @@ import {
   overShare,
   putOff,
   requirementsText,
-  type SettlementRequest,
   settledBy,
   settlementRequest,
   windowProblem,
@@ -67,7 +44,7 @@ export type Settle = ReturnType<typeof createSettle>;
 
 export function createSettle(options: SettleOptions) {
   const { store, clock, log, meters, chain, verifier, limits } = options;
-  const refusals = createRefusalLog(options);
+  const noteRefusal = createRefusalLog(options);
   const inFlight = createPaymentsInFlight(options.inFlightMax ?? MAX.settlements);
   const onRecovered = createRecoveredPayments(log, meters);
   const resume = createResume({ ...options, inFlight, onRecovered });
@@ -77,13 +54,17 @@ export function createSettle(options: SettleOptions) {
    * The payment's record, if any. On another network the nonce belongs to another payment, unless the payer's signature is
    * for this network, whatever network the request names.
    */
-  async function recordOf({ network, key, payment, signedBy }: SettlementRequest): Promise<FacilitatorPayment | null> {
-    return payment.network === network.name || signedBy === "payer" ? storedPayment(store.read, key) : null;
-  }
+  const recordOf = async ({
+    network,
+    key,
+    payment,
+    signedBy,
+  }: SettlementRequest): Promise<FacilitatorPayment | null> =>
+    payment.network === network.name || signedBy === "payer" ? payments.storedPayment(store.read, key) : null;
 
   async function refuse({ named }: SettlementRequest, outcome: CollectionOutcome): Promise<CollectionOutcome> {
     meters.settlement(outcome.kind === "over_limit" ? "over_limit" : "refused");
-    await refusals.note(named, outcome.reason);
+    await noteRefusal(named, outcome.reason);
     return outcome;
   }
 
@@ -97,7 +78,7 @@ export function createSettle(options: SettleOptions) {
       return outcomeForOthers(record);
     }
     // The count is for the operator, so a failure to store it fails no response.
-    const counting = store.write((tx) => countAttempt(tx, request.key));
+    const counting = store.write((tx) => payments.countAttempt(tx, request.key));
     await counting.catch((error) => log.warn("retry_not_counted", { ...request.named, error }));
     return outcomeOfRecord(record, request, isAwaited(record), log);
   }
@@ -126,9 +107,8 @@ export function createSettle(options: SettleOptions) {
    * Whether a request waits for the payment's block. This process knows its own requests. For requests at other processes
    * the record's age decides, by a clock that may have been set forward or back since.
    */
-  function isAwaited(record: FacilitatorPayment): boolean {
-    return inFlight.has(record) || Math.abs(clock.now() - record.created_at) < limits.inclusionTimeoutMs;
-  }
+  const isAwaited = (record: FacilitatorPayment): boolean =>
+    inFlight.has(record) || Math.abs(clock.now() - record.created_at) < limits.inclusionTimeoutMs;
 
   /** Null when the payment has got a record meanwhile: the next attempt answers from it. */
   async function attempt(request: SettlementRequest): Promise<CollectionOutcome | null> {
@@ -173,9 +153,7 @@ async function judge(options: SettleOptions, request: SettlementRequest): Promis
   if (late !== null) return declined(late);
   const problem = checkRequirements(request.network, payment, requirements, { exactValue: false });
   // Network and asset are checked again by the guardrails, which give their own reason.
-  if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") {
-    return declined(problem);
-  }
+  if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") return declined(problem);
   const of = { account, day: utcDay(time.earliest) };
   const used = await usedOn(store.read, of);
   const broken = checkGuardrails(payment, requirements, { ...request, used });
@@ -201,7 +179,6 @@ type Collected = CollectionOutcome | { readonly refused: CollectionOutcome } | "
 
 const REFUSALS = { ceiling: "over_daily_ceiling", reverts: "payer_reverted", gas: "over_daily_gas" } as const;
 
-/** `chain` and `wallet` are narrowed to the functions that settling calls. */
 export interface SettleOptions extends StoreTools {
   readonly network: Network;
   readonly meters: Pick<Meters, "settlement" | "settlementTook">;
@@ -324,7 +301,7 @@ function createCollect(options: CollectOptions) {
 /** False when the claim is gone. */
 async function withdraw({ store, log, onOrphanedClaim }: CollectOptions, named: Named, claimed: ClaimedPayment) {
   try {
-    return await store.write((tx) => withdrawClaim(tx, claimed));
+    return await store.write((tx) => payments.withdrawClaim(tx, claimed));
   } catch (error) {
     log.warn("claim_not_withdrawn", { ...named, error });
     onOrphanedClaim();
@@ -344,7 +321,7 @@ function createClaim(options: CollectOptions) {
 
   async function claim(wanted: PaymentClaim): Promise<Claimed> {
     try {
-      return await store.write((tx) => claimPayment(tx, wanted, clock.now()));
+      return await store.write((tx) => payments.claimPayment(tx, wanted, clock.now()));
     } catch (error) {
       // A connection lost during the commit leaves open whether the claim is stored.
       onOrphanedClaim();
@@ -394,13 +371,9 @@ async function gasAtRiskOf(
 }
 
 /** The nonces of the payer's sent payments that have landed. A payment that no node answers for counts as held. */
-async function landedBy(
-  { store, chain }: Pick<CollectOptions, "store" | "chain">,
-  from: Hex,
-  { block: number, hash }: Balance,
-): Promise<ReadonlySet<Hex>> {
+async function landedBy({ store, chain }: CollectOptions, from: Hex, { block: number, hash }: Balance) {
   const landed = new Set<Hex>();
-  await mapLimit(await sentNonces(store.read, from), 8, async (nonce) => {
+  await mapLimit(await payments.sentNonces(store.read, from), 8, async (nonce) => {
     if (await chain.isUsed({ from, nonce }, { number, hash }).catch(() => false)) landed.add(nonce);
   });
   return landed;
@@ -418,7 +391,7 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
   return async (account: string): Promise<boolean> => {
     if (performance.now() - at > 250) {
       at = performance.now();
-      counting = openByAccount(read).then((open) => {
+      counting = payments.openByAccount(read).then((open) => {
         counted = { open, taken: [...open.values()].reduce((sum, count) => sum + count, 0) };
       });
     }
@@ -432,11 +405,7 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
   };
 }
 
-/**
- * The payments that this process has in flight, with a reserved share for each account. Resuming leaves these payments alone.
- *
- * @param max payments of all accounts together
- */
+/** The payments in flight here, which resuming leaves alone. Each account has a reserved share. @param max of all accounts */
 export function createPaymentsInFlight(max: number) {
   const shares = createReservedShare(max);
   /** Payments of requests between the simulation and the response. */
@@ -444,9 +413,7 @@ export function createPaymentsInFlight(max: number) {
   /** Payments from before the claim until the wallet has stored or refused them; a database outage may prolong that. */
   const sending = new Set<string>();
 
-  function isBusy(name: string): boolean {
-    return collecting.has(name) || sending.has(name);
-  }
+  const isBusy = (name: string): boolean => collecting.has(name) || sending.has(name);
 
   function leave(set: Set<string>, named: Named): void {
     const name = nameOf(named);
@@ -476,26 +443,24 @@ export function createPaymentsInFlight(max: number) {
 export type PaymentsInFlight = ReturnType<typeof createPaymentsInFlight>;
 
 /** The account is part of the name, so that no account holds up another's payment by presenting it with a wrong signature. */
-function nameOf({ account, payer, nonce }: Named): string {
-  return `${payer}:${nonce}:${account}`;
-}
+const nameOf = ({ account, payer, nonce }: Named): string => `${payer}:${nonce}:${account}`;
 
 export type SettlementWaiters = ReturnType<typeof createSettlementWaiters>;
 
 /** Requests that wait for a payment to end. An end in this process is announced; other ends are found by one shared query. */
 export function createSettlementWaiters(store: Store) {
   const waiters = createEndWaiters<PaymentKey>({
-    nameOf: paymentName,
+    nameOf: payments.paymentName,
     // Other processes end payments only on a shared database; otherwise polling only covers lost responses of the database.
     lookAgainMs: store.isShared ? 250 : 1_000,
     async endedAmong(keys) {
-      const open = await openAmong(store.read, keys);
-      return keys.map(paymentName).filter((name) => !open.has(name));
+      const open = await payments.openAmong(store.read, keys);
+      return keys.map(payments.paymentName).filter((name) => !open.has(name));
     },
   });
 
   return {
-    announce: (key: PaymentKey): void => waiters.announce(paymentName(key)),
+    announce: (key: PaymentKey): void => waiters.announce(payments.paymentName(key)),
     /** Ends all present and future waits at shutdown: each gets the payment as it is. */
     release: waiters.release,
     /**
@@ -509,13 +474,12 @@ export function createSettlementWaiters(store: Store) {
 
   /** Reads the payment. Undefined when the database is unavailable and there is time left to read again. */
   function look(key: PaymentKey, isLast: () => boolean): Promise<FacilitatorPayment | null | undefined> {
-    return outlastRequest(() => storedPayment(store.read, key)).catch((error: unknown) => {
+    return outlastRequest(() => payments.storedPayment(store.read, key)).catch((error: unknown) => {
       if (isLast()) throw error;
       return undefined;
     });
   }
 }
 
-function isEnded(row: FacilitatorPayment | null): boolean {
-  return row === null || row.status === "settled" || row.status === "failed";
-}
+const isEnded = (row: FacilitatorPayment | null): boolean =>
+  row === null || row.status === "settled" || row.status === "failed";

@@ -5,7 +5,6 @@
 // A wallet changes hands by a write that is guarded by its token. There is no lock over all wallets, so a process that stops in
 // the middle of a write delays no other's renewals. Each facilitator decides alone, from rows that all of them read: it takes
 // wallets that nobody holds, and gives up wallets that another facilitator should have.
-
 import { and, eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { newId } from "../../core/id.ts";
@@ -104,11 +103,7 @@ export function createWalletLeases(options: WalletLeasesOptions) {
     },
     /** Whether this process holds the wallet, judged without a query. */
     holds: (wallet: Hex): boolean => holders.tokenOf(wallet) !== null && membership.isFresh(),
-    /**
-     * Must be called in each transaction that stores something to broadcast, which then commits only if the wallet is held.
-     *
-     * @throws WalletNotHeld
-     */
+    /** Each transaction that stores something to broadcast must call this, to commit only if the wallet is held. @throws WalletNotHeld */
     async fence(tx: Tx, wallet: Hex): Promise<void> {
       const token = holders.tokenOf(wallet);
       if (token === null || !(await holdsUntilCommit(tx, wallet, id, token))) throw new WalletNotHeld(wallet);
@@ -195,8 +190,7 @@ export type WalletRow = Tables["facilitatorWallets"]["$inferSelect"];
 type WalletRenewal = Renewal<WalletRow[]>;
 
 /**
- * Gives the wallet to this holder, or to nobody (""). The write waits for transactions that fence the wallet, so the new holder
- * finds what they store.
+ * Gives the wallet to this holder, or to nobody (""). Waits for transactions that fence it: the new holder finds what they store.
  *
  * @param token the token last read; 0 when there was no row
  * @returns the new token; null when the wallet has changed hands since
@@ -228,11 +222,7 @@ export async function freeWallets({ db, tables: { facilitatorWallets: t } }: Tx,
   await db.update(t).set(free).where(eq(t.holder, holder));
 }
 
-/**
- * The wallets of all present and past facilitators of this database: a transaction of any of these wallets is our own.
- *
- * @param wallets the wallets of this process
- */
+/** The wallets of all facilitators that this database has had, whose transactions are our own. @param wallets this process's */
 export function createOwnWallets({ read }: Pick<Store, "read">, wallets: readonly Hex[]) {
   const { facilitatorWallets: t } = read.tables;
   return async (): Promise<ReadonlySet<Hex>> => {

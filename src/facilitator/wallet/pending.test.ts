@@ -28,9 +28,10 @@ test("transactions at nonces far away, where a node once sent them, take no plac
   const [near, far] = [5, 1_000_000].map((nonce) => pendingNonces.add(fillerAt(nonce), []));
   expect(pendingNonces.load(WALLET)).toBe(2);
   pendingNonces.advance(WALLET, 5);
-  expect(
-    [near, far].map((pendingNonce) => pendingNonce !== undefined && pendingNonces.isInReach(pendingNonce)),
-  ).toEqual([true, false]);
+  expect([near, far].map((pendingNonce) => pendingNonce !== undefined && pendingNonces.isOpen(pendingNonce))).toEqual([
+    true,
+    false,
+  ]);
   expect(pendingNonces.load(WALLET)).toBe(1);
   pendingNonces.advance(WALLET, 1_000_001 - REACH);
   expect(pendingNonces.load(WALLET)).toBe(2);

@@ -7,24 +7,12 @@ import type { CollectionStatus } from "../../core/states.ts";
 import type { StoreTools, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { keyOf } from "../../x402/verify.ts";
-import {
-  type ClaimedPayment,
-  claimedPayment,
-  type FacilitatorPayment,
-  paymentName,
-  sentPayments,
-  storedPayment,
-} from "../payments/payments.ts";
+import type { ClaimedPayment, FacilitatorPayment } from "../payments/payments.ts";
+import { claimedPayment, paymentName, sentPayments, storedPayment } from "../payments/payments.ts";
 import type { WalletLeases } from "./leases.ts";
-import {
-  type OpenTransaction,
-  openTransactions,
-  pays,
-  sharedParts,
-  type TransactionRow,
-  transactionsOf,
-  transactionsWith,
-} from "./transactions.ts";
+import type { OpenTransaction, TransactionRow } from "./transactions.ts";
+import { openTransactions, pays, sharedParts, transactionsOf, transactionsWith } from "./transactions.ts";
+import type { WalletLimits } from "./wallet.ts";
 
 /** The transaction and the block that used a wallet's nonce. */
 export interface UsedNonce extends Pick<Receipt, "succeeded" | "gasWei" | "blockNumber" | "blockHash"> {
@@ -70,8 +58,7 @@ export interface WalletParts extends StoreTools {
   readonly chain: Chain;
   readonly leases: WalletLeases;
   readonly pendingNonces: PendingNonces;
-  /** Wei per gas. */
-  readonly maxFee: bigint;
+  readonly limits: WalletLimits;
   /** Tells the watcher that there is something to broadcast or to watch. */
   wake(): void;
   /** Has the watcher check the chain again soon, even without a new block. */
@@ -83,19 +70,13 @@ export interface WalletParts extends StoreTools {
 }
 
 /** Whether memory knows every open transaction of the payment, save one being stored: an unknown one may still collect it. */
-export async function areAllKnown(
-  tx: Tx,
-  key: PaymentKey,
-  { of }: Pick<PendingNonces, "of">,
-  storing: Hex | null = null,
-): Promise<boolean> {
+export async function areAllKnown(tx: Tx, key: PaymentKey, { of }: Pick<PendingNonces, "of">, storing?: Hex) {
   const rows = await transactionsOf(tx, key);
   return rows.every((row) => row.hash === storing || !row.open || of(row.wallet, row.wallet_nonce) !== undefined);
 }
 
-export function newestOf(pendingNonce: PendingNonce): TransactionRow {
-  return pendingNonce.transactions.at(-1) ?? pendingNonce.transactions[0];
-}
+export const newestOf = (pendingNonce: PendingNonce): TransactionRow =>
+  pendingNonce.transactions.at(-1) ?? pendingNonce.transactions[0];
 
 /**
  * Whether the nonce's newest transaction would make a payment that has ended. Such a transaction must not land, even after a
@@ -121,21 +102,17 @@ export function createPendingNonces() {
   const nonceKey = (wallet: Hex, nonce: number) => `${wallet}:${nonce}`;
 
   function paymentOf(claimed: ClaimedPayment, status: CollectionStatus, sinceBlock: number): PendingPayment {
-    const name = paymentName(claimed.key);
-    const known = payments.get(name);
-    if (known !== undefined) return known;
-    const fresh = { pendingNonces: new Set<PendingNonce>(), moving: false, lookUps: 0 };
-    const payment: PendingPayment = { ...claimed, ...fresh, status, sinceBlock };
-    payments.set(name, payment);
-    return payment;
+    return payments.getOrInsertComputed(paymentName(claimed.key), () => {
+      const fresh = { pendingNonces: new Set<PendingNonce>(), moving: false, lookUps: 0 };
+      return { ...claimed, ...fresh, status, sinceBlock };
+    });
   }
 
   /** The nonce below which the wallet's nonces can soon be next in line. */
-  function reach(wallet: Hex): number {
-    return (counts.get(wallet) ?? Number.MAX_SAFE_INTEGER - REACH) + REACH;
-  }
+  const reach = (wallet: Hex): number => (counts.get(wallet) ?? Number.MAX_SAFE_INTEGER - REACH) + REACH;
 
-  const isInReach = ({ wallet, nonce }: PendingNonce): boolean => nonce < reach(wallet);
+  /** Whether no known block includes the nonce, which can soon be next in line. */
+  const isOpen = ({ wallet, nonce, inclusion }: PendingNonce) => inclusion === null && nonce < reach(wallet);
 
   /** Removes the payment if it has ended and has no pending nonce any more. */
   function forget(payment: PendingPayment): void {
@@ -152,8 +129,8 @@ export function createPendingNonces() {
   }
 
   return {
-    all: (): Iterable<PendingNonce> => pendingNonces.values(),
-    payments: (): IterableIterator<PendingPayment> => payments.values(),
+    all: (): IteratorObject<PendingNonce> => pendingNonces.values(),
+    payments: (): IteratorObject<PendingPayment> => payments.values(),
     of: (wallet: Hex, nonce: number): PendingNonce | undefined => pendingNonces.get(nonceKey(wallet, nonce)),
     /** The wallet's pending nonces that no known block includes, in order of nonce. */
     waiting: (wallet: Hex): PendingNonce[] =>
@@ -164,16 +141,14 @@ export function createPendingNonces() {
     /** How many payments of the wallet wait at nonces within reach; a nonce without payments counts as one. */
     load(wallet: Hex): number {
       let load = 0;
-      for (const each of pendingNonces.values()) {
-        const isWaiting = each.wallet === wallet && each.inclusion === null && isInReach(each);
-        if (isWaiting) load += Math.max(1, each.payments.size);
-      }
+      for (const each of pendingNonces.values())
+        if (each.wallet === wallet && isOpen(each)) load += Math.max(1, each.payments.size);
       return load;
     },
     reach,
     /** Notes the chain's transaction count of the wallet: the nonces below it are used. */
     advance: (wallet: Hex, count: number): void => void counts.set(wallet, count),
-    isInReach,
+    isOpen,
     /** Adds a stored transaction with the payments that it makes, due for broadcast at once. */
     add(row: TransactionRow, known: readonly (ClaimedPayment & Pick<PendingPayment, "status">)[]): PendingNonce {
       const name = nonceKey(row.wallet, row.wallet_nonce);
@@ -277,11 +252,7 @@ export function createNonceSync(parts: Pick<WalletParts, "chain" | "store" | "pe
 }
 
 /** The use of the nonce by this transaction, as its payments' records show it; null when none of them settled by it. */
-function recordedUse(
-  { hash }: TransactionRow,
-  found: readonly FacilitatorPayment[],
-  payments: ReadonlySet<PendingPayment>,
-): UsedNonce | null {
+function recordedUse({ hash }: TransactionRow, found: readonly FacilitatorPayment[], payments: Set<PendingPayment>) {
   const settled = found.filter(({ status, transaction_hash }) => status === "settled" && transaction_hash === hash);
   const { block_number: blockNumber = null, block_hash: blockHash = null } = settled[0] ?? {};
   if (blockNumber === null || blockHash === null) return null;

@@ -93,7 +93,7 @@ test("a payment with a transaction of which the outcome is not known is not fail
     outcomes,
     pendingNonces,
     reload,
-    countsAll: false,
+    limits: { dailyGasAllWei: 0n },
   });
   const other = rowOf(payment, 1);
   await store.write((tx) => insertTransactions(tx, [other]));

@@ -14,26 +14,13 @@ import { mapLimit } from "../../kernel/loop.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
-import {
-  type Gas,
-  type PaymentFailure,
-  recordFailed,
-  recordReorganised,
-  recordSettled,
-  storedPayment,
-} from "../payments/payments.ts";
-import {
-  areAllKnown,
-  newestOf,
-  type PendingNonce,
-  type PendingNonces,
-  type PendingPayment,
-  type UsedNonce,
-  type WalletParts,
-} from "./pending.ts";
+import type { Gas, PaymentFailure } from "../payments/payments.ts";
+import { recordFailed, recordReorganised, recordSettled, storedPayment } from "../payments/payments.ts";
+import type { PendingNonce, PendingNonces, PendingPayment, UsedNonce, WalletParts } from "./pending.ts";
+import { areAllKnown, newestOf } from "./pending.ts";
 import { NotClaimed } from "./sender.ts";
 import { countLateRevert, markBurned, pays, type Reverted, transactionsOf } from "./transactions.ts";
-import type { Wallet } from "./wallet.ts";
+import type { Wallet, WalletLimits } from "./wallet.ts";
 
 /** Consecutive checks after which a used nonce without a receipt of ours counts as foreign: a count may be briefly wrong. */
 const LOOKS_IN_VAIN = 3;
@@ -49,9 +36,8 @@ interface ResolverOptions extends WalletParts {
   readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
 }
 
-export function isExpired({ authorization }: PendingPayment, head: Block): boolean {
-  return BigInt(head.timestamp) >= authorization.validBefore;
-}
+export const isExpired = ({ authorization }: PendingPayment, head: Block): boolean =>
+  BigInt(head.timestamp) >= authorization.validBefore;
 
 export function createPaymentResolver(options: ResolverOptions) {
   const { chain, log, recorder } = options;
@@ -227,12 +213,7 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     return true;
   }
 
-  /**
-   * Resolves a payment for which no transaction of ours is known to have moved the money up to `head`. False when nothing can
-   * be decided yet.
-   *
-   * @param ends what each of the payment's wallet nonces meant for it
-   */
+  /** Resolves a payment that no transaction of ours is known to have paid up to `head`. False when nothing can be decided yet. */
   return async (payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> => {
     const isUsed = await chain.isUsed(payment.authorization, head);
     return isUsed ? resolveUsed(payment, head, ends) : resolveUnused(payment, head, ends);
@@ -276,23 +257,23 @@ function usedBy(network: Network, { payments }: PendingNonce, receipt: Receipt |
  * a payer that had no code when its payment was admitted, and has some now, could have burned all the gas: it bears the whole.
  */
 async function charged(chain: Chain, payment: PendingPayment, head: Block, ends: readonly End[]): Promise<Reverted[]> {
-  const isAny = ends.some(({ how }) => how === "failed among others");
-  const isWhole = isAny && (await chain.hasCode(payment.authorization.from, head));
-  return ends.flatMap(({ how, hash, gasWei, shareWei }) => {
-    const isReverted = how === "reverted" || how === "failed among others";
+  const isShared = ({ how }: End) => how === "failed among others" || how === "not shown";
+  const isWhole = ends.some(isShared) && (await chain.hasCode(payment.authorization.from, head));
+  return ends.flatMap((end) => {
+    const { hash, gasWei, shareWei } = end;
+    const isReverted = end.how === "reverted" || isShared(end);
     return isReverted && hash !== null ? [{ hash, gasWei: isWhole ? gasWei : shareWei }] : [];
   });
 }
 
 /**
  * What the use of one wallet nonce meant for a payment. `moved`: our transfer succeeded. `reverted`: a transaction of this
- * payment alone reverted. `failed among others`: a shared transaction reverted, or its receipt does not show this payment.
- * `nothing`: a transaction of ours without this payment used the nonce. `unknown`: none of ours is known to have used it.
+ * payment alone reverted. `failed among others`: a shared transaction reverted. `not shown`: a shared transaction succeeded, and its
+ * receipt does not show this payment: the payment failed there, or the receipt is incomplete. `nothing`: a transaction of
+ * ours without this payment used the nonce. `unknown`: none of ours is known to have used it.
  */
 export interface End {
-  readonly how: "moved" | "reverted" | "failed among others" | "nothing" | "unknown";
-  /** A shared transaction succeeded without showing this payment: it failed there, or the receipt is incomplete. */
-  readonly isUnshown: boolean;
+  readonly how: "moved" | "reverted" | "failed among others" | "not shown" | "nothing" | "unknown";
   readonly hash: Hex | null;
   /** The cost of the whole transaction. */
   readonly gasWei: bigint;
@@ -300,40 +281,39 @@ export interface End {
   readonly shareWei: bigint;
 }
 
-const UNKNOWN: End = { how: "unknown", isUnshown: false, hash: null, gasWei: 0n, shareWei: 0n };
+const UNKNOWN: End = { how: "unknown", hash: null, gasWei: 0n, shareWei: 0n };
 
 function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used: UsedNonce | null): End {
   if (used === null || used.hash === null) return UNKNOWN;
   const { hash, gasWei, succeeded } = used;
   const row = pendingNonce.transactions.find((each) => each.hash === hash);
   const parts = row?.payments ?? [];
-  const known = { isUnshown: false, hash, gasWei, shareWei: gasWei };
+  const known = { hash, gasWei, shareWei: gasWei };
   if (row === undefined || !pays(row, payment.key)) return { ...known, how: "nothing" };
   if (parts.length === 1) return { ...known, how: succeeded ? "moved" : "reverted" };
   const all = parts.reduce((sum, { gas }) => sum + gas, 0n);
   const own = parts.find(({ payer, nonce }) => payer === payment.key.payer && nonce === payment.key.nonce)?.gas ?? all;
   // Rounded up, so that the shares never add up to less than was spent.
-  const shared = { ...known, shareWei: (gasWei * own + all - 1n) / all };
-  if (used.paid.has(payment)) return { ...shared, how: "moved" };
-  return { ...shared, how: "failed among others", isUnshown: succeeded };
+  const shareWei = (gasWei * own + all - 1n) / all;
+  const failed = succeeded ? "not shown" : "failed among others";
+  return { hash, gasWei, shareWei, how: used.paid.has(payment) ? "moved" : failed };
 }
 
 /** Whether the nonce certainly did not pay. False where the receipt may lack the payment's events, as happens with nodes. */
-const isCertainlyUnpaid = ({ how, isUnshown }: End): boolean =>
-  how === "reverted" || how === "nothing" || (how === "failed among others" && !isUnshown);
+const isCertainlyUnpaid = ({ how }: End): boolean =>
+  how === "reverted" || how === "nothing" || how === "failed among others";
 
 /** Nothing can be decided yet; the watcher tries again in its next round, as after a node's failure. */
 export class NotKnownYet extends Error {
   override readonly name = "NotKnownYet";
 }
 
-interface RecorderOptions extends Pick<WalletParts, "store" | "clock" | "log" | "reload"> {
+export interface RecorderOptions extends Pick<WalletParts, "store" | "clock" | "log" | "reload"> {
   readonly meters: Pick<Meters, "settlement">;
   /** Is told of each payment that has ended, after the write is durable. */
   readonly outcomes: { announce(key: PaymentKey): void };
   readonly pendingNonces: Pick<PendingNonces, "of">;
-  /** Whether the cost of all transactions is limited per day, and so must be counted. */
-  readonly countsAll: boolean;
+  readonly limits: Pick<WalletLimits, "dailyGasAllWei">;
 }
 
 export function createOutcomeRecorder(options: RecorderOptions) {
@@ -369,15 +349,13 @@ export function createOutcomeRecorder(options: RecorderOptions) {
     },
     async settle(payment: PendingPayment, receipt: Receipt): Promise<void> {
       const { hash, blockNumber } = receipt;
-      const cost = options.countsAll ? costOf(payment, receipt) : null;
+      const cost = options.limits.dailyGasAllWei > 0n ? costOf(payment, receipt) : null;
       if (await store.write((tx) => recordSettled(tx, payment.key, receipt, clock.now(), cost))) {
         payment.status = "settled";
         meters.settlement("settled");
         log.info("payment_settled", { ...names(payment), transaction: hash, block: blockNumber });
       } else await reread(payment);
-      if (payment.status === "failed") {
-        log.error("failed_payment_collected", { ...names(payment), transaction: hash });
-      }
+      if (payment.status === "failed") log.error("failed_payment_collected", { ...names(payment), transaction: hash });
       outcomes.announce(payment.key);
     },
     /** Records that the payment has failed. @throws NotKnownYet when another process has sent the payment again */

@@ -6,27 +6,20 @@ import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { endsWithin } from "../../kernel/wait.ts";
+import { isUnavailable } from "../../storage/failures.ts";
 import { type Tx, UniqueViolation } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { markSent, markSentAgain } from "../payments/payments.ts";
 import { type WalletLeases, WalletNotHeld } from "./leases.ts";
 import { areAllKnown, type PendingNonces, type WalletParts } from "./pending.ts";
 import type { Signer } from "./signer.ts";
-import {
-  areStored,
-  contentOf,
-  highestNonce,
-  insertTransactions,
-  type PaymentTransfer,
-  type Position,
-  signRow,
-  storedNonces,
-  type TransactionRow,
-} from "./transactions.ts";
+import type { PaymentTransfer, Position, TransactionRow } from "./transactions.ts";
+import { areStored, contentOf, highestNonce, insertTransactions, signRow, storedNonces } from "./transactions.ts";
+import type { WalletLimits } from "./wallet.ts";
 
 const CONFLICTS_MAX = 20;
-/** The greatest age of the block that fees are computed from. */
-const BLOCK_AGE_MS_MAX = 1000;
+/** The greatest age of the block that fees are computed from, and by which a payer's code is looked up. */
+export const BLOCK_AGE_MS_MAX = 1000;
 const RETRY_AFTER_SECONDS = 5;
 const STORE_RETRY_MS = 250;
 
@@ -49,10 +42,9 @@ type BatchParts = Pick<WalletParts, "store" | "clock" | "log"> & {
   readonly pendingNonces: Pick<PendingNonces, "of">;
 };
 
-interface SenderOptions extends BatchParts, Pick<WalletParts, "chain" | "maxFee" | "wake"> {
+interface SenderOptions extends BatchParts, Pick<WalletParts, "chain" | "wake"> {
   readonly signer: Signer;
-  /** The most payments in one transaction; with 0 or 1, each payment has its own. */
-  readonly sharedMax: number;
+  readonly limits: Pick<WalletLimits, "batch" | "maxFee">;
   readonly leases: Pick<WalletLeases, "holds" | "fence">;
   readonly pendingNonces: Pick<PendingNonces, "add" | "of" | "reach">;
 }
@@ -64,7 +56,7 @@ interface QueuedSend {
 }
 
 export function createSender(options: SenderOptions) {
-  const { signer, log, sharedMax, leases } = options;
+  const { signer, log, limits, leases } = options;
   const batchStore = createBatchStore(options);
   const queue: QueuedSend[] = [];
   /** The payments being signed and stored. */
@@ -93,7 +85,7 @@ export function createSender(options: SenderOptions) {
 
   /** Waits until a transaction is full, for 200 ms at most. */
   async function gather(): Promise<void> {
-    if (sharedMax <= 1 || queue.length >= sharedMax || stopped) return;
+    if (limits.batch <= 1 || queue.length >= limits.batch || stopped) return;
     const { promise, resolve } = Promise.withResolvers<void>();
     endGathering = resolve;
     // A payment waits for others to share a transaction with, for a tenth of Base's time between blocks.
@@ -120,7 +112,7 @@ export function createSender(options: SenderOptions) {
     const resyncsBefore = resyncs;
     const { room, ...start } = await startOf(options, next);
     const jobs = sends.map(({ job }) => job);
-    const { signed, failure } = await signBatch(options, byTransaction(jobs, sharedMax).slice(0, room), start);
+    const { signed, failure } = await signBatch(options, byTransaction(jobs, limits.batch).slice(0, room), start);
     if (failure !== null) log.error("signer_failed", { wallet: signer.address, error: failure });
     if (signed.length === 0) throw cannotSend("signer unreachable", failure);
     await batchStore.write(signed);
@@ -142,7 +134,7 @@ export function createSender(options: SenderOptions) {
       if (stopped) return Promise.reject(cannotSend("stopping"));
       const { promise, resolve, reject } = Promise.withResolvers<void>();
       queue.push({ job, resolve, reject });
-      if (queue.length >= sharedMax) endGathering();
+      if (queue.length >= limits.batch) endGathering();
       running ??= run();
       return promise;
     },
@@ -160,15 +152,12 @@ export function createSender(options: SenderOptions) {
 
 /** The first nonce and the current fees for the next batch. @throws Fault `unavailable` */
 async function startOf(options: SenderOptions, next: FreeNonces | null) {
-  const { chain, clock, maxFee } = options;
-  const [newest, tip, free] = await Promise.all([
-    chain.newest(BLOCK_AGE_MS_MAX),
-    chain.tip(),
-    next ?? firstFree(options),
-  ]);
-  const fees = quoteFees(newest.baseFee, tip, maxFee);
+  const { chain, clock, limits } = options;
+  const newest = chain.newest(BLOCK_AGE_MS_MAX);
+  const [{ baseFee, number: block }, tip, free] = await Promise.all([newest, chain.tip(), next ?? firstFree(options)]);
+  const fees = quoteFees(baseFee, tip, limits.maxFee);
   if (fees === null) throw cannotSend("gas price above the configured maximum");
-  return { ...free, fees, block: newest.number, now: clock.now() };
+  return { ...free, fees, block, now: clock.now() };
 }
 
 /** Hands stored transactions to the watcher to broadcast, if this process still holds the wallet. */
@@ -214,9 +203,8 @@ async function firstFree({ signer: { address }, chain, store, pendingNonces }: S
   return { nonce, room: Number.POSITIVE_INFINITY };
 }
 
-export function cannotSend(message: string, cause?: unknown): Fault {
-  return new Fault("unavailable", message, { retryAfterSeconds: RETRY_AFTER_SECONDS, cause });
-}
+export const cannotSend = (message: string, cause?: unknown): Fault =>
+  new Fault("unavailable", message, { retryAfterSeconds: RETRY_AFTER_SECONDS, cause });
 
 /** By its record, the payment must not be sent: it is not claimed (any more), has ended, or was sent by another process. */
 export class NotClaimed extends Error {
@@ -300,8 +288,7 @@ export function createBatchStore({ store, clock, log, leases, pendingNonces }: B
       try {
         return await work();
       } catch (error) {
-        const isUnsure = store.isShared && error instanceof Fault && error.kind === "unavailable";
-        if (!isUnsure || stopped) throw error;
+        if (!store.isShared || !isUnavailable(error) || stopped) throw error;
         log.warn("transactions_in_doubt", { error });
         await Bun.sleep(STORE_RETRY_MS);
       }

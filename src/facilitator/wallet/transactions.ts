@@ -1,7 +1,6 @@
 // The facilitator's transactions: their content and their rows in the database. A transaction transfers one payment, or several
 // through Multicall3, or sends nothing to the wallet itself, which only uses up the wallet nonce once its payments have ended.
 // A row is stored before the signed bytes leave the process.
-
 import { and, asc, desc, eq, gte, isNotNull, isNull, lt, or } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Fees } from "../../chain/fees.ts";
@@ -65,9 +64,8 @@ export function contentOf({ token: { key } }: Network, wallet: Hex, transfers: r
 }
 
 /** Whether the transaction makes this payment, alone or with others. */
-export function pays({ payments }: Pick<TransactionRow, "payments">, { payer, nonce }: PaymentKey): boolean {
-  return payments.some((part) => part.payer === payer && part.nonce === nonce);
-}
+export const pays = ({ payments }: Pick<TransactionRow, "payments">, { payer, nonce }: PaymentKey): boolean =>
+  payments.some((part) => part.payer === payer && part.nonce === nonce);
 
 export async function signRow(signer: Signer, content: TransactionContent, position: Position) {
   const { to, data, gas, payments } = content;
@@ -156,26 +154,20 @@ export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): 
 }
 
 /** The wallet's nonces from `from` on that have a stored transaction, ascending. */
-export async function storedNonces(reader: Reader, wallet: Hex, from: number): Promise<number[]> {
-  const { facilitatorTransactions: t } = reader.tables;
-  const rows = await reader.db
-    .selectDistinct({ nonce: t.wallet_nonce })
-    .from(t)
-    .where(and(eq(t.wallet, wallet), gte(t.wallet_nonce, from)))
-    .orderBy(asc(t.wallet_nonce));
+export async function storedNonces({ db, tables }: Reader, wallet: Hex, from: number): Promise<number[]> {
+  const { facilitatorTransactions: t } = tables;
+  const isFrom = and(eq(t.wallet, wallet), gte(t.wallet_nonce, from));
+  const rows = await db.selectDistinct({ nonce: t.wallet_nonce }).from(t).where(isFrom).orderBy(asc(t.wallet_nonce));
   return rows.map(({ nonce }) => nonce);
 }
 
 /** The wallet's highest nonce under `below` that has a stored transaction; -1 when there is none. */
-export async function highestNonce(reader: Reader, wallet: Hex, below: number): Promise<number> {
-  const { facilitatorTransactions: t } = reader.tables;
-  const rows = await reader.db
-    .select({ nonce: t.wallet_nonce })
-    .from(t)
-    .where(and(eq(t.wallet, wallet), lt(t.wallet_nonce, below)))
-    .orderBy(desc(t.wallet_nonce))
-    .limit(1);
-  return rows[0]?.nonce ?? -1;
+export async function highestNonce({ db, tables }: Reader, wallet: Hex, below: number): Promise<number> {
+  const { facilitatorTransactions: t } = tables;
+  const isBelow = and(eq(t.wallet, wallet), lt(t.wallet_nonce, below));
+  const columns = { nonce: t.wallet_nonce };
+  const [row] = await db.select(columns).from(t).where(isBelow).orderBy(desc(t.wallet_nonce)).limit(1);
+  return row?.nonce ?? -1;
 }
 
 /** Every stored transaction that makes this payment, oldest first. */
@@ -186,22 +178,16 @@ export async function transactionsOf(reader: Reader, { payer, nonce }: PaymentKe
   const shared = await reader.db.select({ hash: part.hash }).from(part).where(isPart);
   const hashes = shared.map(({ hash }) => hash);
   const alone = and(eq(t.payer, payer), eq(t.nonce, nonce));
-  const rows = await reader.db
-    .select()
-    .from(t)
-    .where(hashes.length === 0 ? alone : or(alone, oneOf(t.hash, hashes)))
-    .orderBy(asc(t.created_at));
+  const isAny = hashes.length === 0 ? alone : or(alone, oneOf(t.hash, hashes));
+  const rows = await reader.db.select().from(t).where(isAny).orderBy(asc(t.created_at));
   return withPayments(reader, rows);
 }
 
 /** Reopens nonces that the chain reports as unused. False when none of the nonces was closed. */
 export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[]): Promise<boolean> {
   const { facilitatorTransactions: t } = tx.tables;
-  const reopened = await tx.db
-    .update(t)
-    .set({ open: true })
-    .where(and(eq(t.wallet, wallet), oneOf(t.wallet_nonce, [...nonces]), eq(t.open, false)))
-    .returning({ hash: t.hash });
+  const isClosed = and(eq(t.wallet, wallet), oneOf(t.wallet_nonce, [...nonces]), eq(t.open, false));
+  const reopened = await tx.db.update(t).set({ open: true }).where(isClosed).returning({ hash: t.hash });
   return reopened.length > 0;
 }
 
@@ -209,11 +195,8 @@ export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[
 export async function closeNonces(tx: Tx, usedNonces: readonly { readonly wallet: Hex; readonly nonce: number }[]) {
   const { facilitatorTransactions: t } = tx.tables;
   await inGroups(usedNonces, async (some) => {
-    const isAmong = some.map(({ wallet, nonce }) => and(eq(t.wallet, wallet), eq(t.wallet_nonce, nonce)));
-    await tx.db
-      .update(t)
-      .set({ open: false })
-      .where(or(...isAmong));
+    const isAmong = or(...some.map(({ wallet, nonce }) => and(eq(t.wallet, wallet), eq(t.wallet_nonce, nonce))));
+    await tx.db.update(t).set({ open: false }).where(isAmong);
     return [];
   });
 }

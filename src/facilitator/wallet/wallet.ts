@@ -1,29 +1,26 @@
 // The gas wallets, composed of the leases (which wallets this process works for), a sender per wallet (nonces, signing,
 // storing) and the watcher (broadcast, outcomes, replacement). This file also chooses the wallet that sends a payment.
-
 import type { Chain } from "../../chain/chain.ts";
 import { quoteFees } from "../../chain/fees.ts";
 import { MULTICALL3_CHECKSUMMED } from "../../chain/token.ts";
-import { Fault } from "../../core/fault.ts";
-import type { Meters } from "../../core/meters.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { MAX } from "../../kernel/limits.ts";
-import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
+import { isUnavailable } from "../../storage/failures.ts";
+import type { Authorization, Hex } from "../../x402/types.ts";
+import type { Limits } from "../payments/guardrails.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment, Gas } from "../payments/payments.ts";
 import { createOwnWallets, type LeaseListener, WalletNotHeld } from "./leases.ts";
 import { createNonceSync, createPendingNonces, type WalletParts } from "./pending.ts";
-import { createOutcomeRecorder, createPaymentResolver } from "./resolution.ts";
-import { cannotSend, createSender, type Sender } from "./sender.ts";
+import { createOutcomeRecorder, createPaymentResolver, type RecorderOptions } from "./resolution.ts";
+import { BLOCK_AGE_MS_MAX, cannotSend, createSender, type Sender } from "./sender.ts";
 import { type Signer, watchSigners } from "./signer.ts";
 import { createWatcher } from "./watcher.ts";
 
 export type Wallet = ReturnType<typeof createWallet>;
 
-export interface WalletLimits {
+export interface WalletLimits extends Pick<Limits, "dailyGasAllWei"> {
   readonly gasLowWaterWei: bigint;
-  /** Wei that all transactions of an account may cost per UTC day; 0 for no limit. */
-  readonly dailyGasAllWei: bigint;
   /** Wei per gas. */
   readonly maxFee: bigint;
   /** Blocks until an inclusion counts as final. */
@@ -34,13 +31,11 @@ export interface WalletLimits {
   readonly batch: number;
 }
 
-export interface WalletOptions extends Pick<WalletParts, "chain" | "store" | "clock" | "log" | "leases"> {
-  readonly meters: Pick<Meters, "settlement">;
+export interface WalletOptions
+  extends Pick<WalletParts, "chain" | "store" | "clock" | "log" | "leases" | "limits">,
+    Pick<RecorderOptions, "meters" | "outcomes"> {
   readonly signers: readonly Signer[];
-  /** Is told of each payment that has ended, after the write is durable. */
-  readonly outcomes: { announce(key: PaymentKey): void };
   readonly spans: PaymentSpans;
-  readonly limits: WalletLimits;
 }
 
 export function createWallet(options: WalletOptions) {
@@ -50,30 +45,25 @@ export function createWallet(options: WalletOptions) {
   const sync = createNonceSync({ chain, store, pendingNonces, leases });
   const senders = new Map<Hex, Sender>();
   const parts: WalletParts = {
-    ...{ chain, store, clock, log, leases, pendingNonces },
-    maxFee: limits.maxFee,
+    ...{ chain, store, clock, log, leases, pendingNonces, limits },
     wake: () => watcher.wake(),
     lookAgain: () => watcher.lookAgain(),
     reload: sync.invalidate,
     resynchronise: (wallet) => senders.get(wallet)?.resynchronise(),
   };
-  const sharedMax = limits.batch;
-  for (const signer of signers) senders.set(signer.address, createSender({ ...parts, signer, sharedMax }));
-  const { gasLowWaterWei, rebroadcastMs: againMs, confirmations } = limits;
-  const choice = createWalletChoice({ ...parts, senders: [...senders.values()], gasLowWaterWei, sharedMax });
-  const { send, ...chosen } = choice;
-  const countsAll = limits.dailyGasAllWei > 0n;
+  for (const signer of signers) senders.set(signer.address, createSender({ ...parts, signer }));
+  const { send, ...chosen } = createWalletChoice({ ...parts, senders: [...senders.values()] });
   const resolver = createPaymentResolver({
     ...parts,
-    recorder: createOutcomeRecorder({ ...parts, meters, outcomes, countsAll }),
+    recorder: createOutcomeRecorder({ ...parts, meters, outcomes }),
     ownWallets: createOwnWallets(store, [...senders.keys()]),
-    simulate: choice.simulate,
+    simulate: chosen.simulate,
     send: (payment, gas) => send(payment, gas, true),
   });
   const { refresh } = sync;
-  const watcher = createWatcher({ ...parts, senders, resolver, confirmations, refresh, againMs, spans });
+  const watcher = createWatcher({ ...parts, senders, resolver, refresh, spans });
   const handOver = createHandOver(parts, sync.load, async () => {
-    const found = await choice.readiness();
+    const found = await chosen.readiness();
     return !isFailing() && (found.ready || found.reason === "gas wallet low");
   });
 
@@ -81,11 +71,7 @@ export function createWallet(options: WalletOptions) {
     ...chosen,
     /** The most payments that may be open at once, over all wallets. */
     capacity: MAX.walletTransactions * signers.length,
-    /**
-     * Takes up the work that was open when the last process ended, without waiting for a node.
-     *
-     * @param onTaken called when wallets are taken over, since claims may be waiting for them
-     */
+    /** Takes up open work without waiting for a node. @param onTaken called when wallets are taken over: claims may wait for them */
     async start(onTaken = () => {}): Promise<void> {
       await leases.start(handOver.listener(onTaken));
       await handOver.takeOver([]);
@@ -145,18 +131,12 @@ function createHandOver(parts: WalletParts, load: () => Promise<void>, isAble: (
 // Which wallet sends a payment, and whether any can. The wallet is chosen once, at the simulation, since a payer's code may
 // accept only the sender of the simulation. Whether the payment may share a transaction is decided then too.
 
-/** The greatest age of the block by which fees are estimated and a payer's code is looked up. */
-const BLOCK_AGE_MS_MAX = 1000;
-
 interface ChoiceOptions extends WalletParts {
   readonly senders: readonly Sender[];
-  readonly gasLowWaterWei: bigint;
-  /** The most payments in one transaction. */
-  readonly sharedMax: number;
 }
 
 function createWalletChoice(options: ChoiceOptions) {
-  const { chain, pendingNonces, senders, leases, maxFee } = options;
+  const { chain, pendingNonces, senders, leases, limits } = options;
   const { readiness, balances, funded } = createReadinessCheck(options);
   const mayShare = createSharing(options);
   let rotation = 0;
@@ -183,14 +163,10 @@ function createWalletChoice(options: ChoiceOptions) {
     const bytes = 640 + signature.length / 2;
     const newest = chain.newest(BLOCK_AGE_MS_MAX);
     const [{ baseFee }, tip, below] = await Promise.all([newest, chain.tip(), chain.feeBelow(bytes)]);
-    return limit * (quoteFees(baseFee, tip, maxFee)?.maxFee ?? maxFee) + below;
+    return limit * (quoteFees(baseFee, tip, limits.maxFee) ?? limits).maxFee + below;
   }
 
-  /**
-   * Simulates the transfer from the least busy wallet, which then also sends the payment.
-   *
-   * @throws Fault `unavailable`
-   */
+  /** Simulates the transfer from the least busy wallet, which then also sends the payment. @throws Fault `unavailable` */
   async function simulate(authorization: Authorization, signature: Hex) {
     const sender = await leastBusy();
     if (sender === undefined) throw cannotSend("no wallet");
@@ -228,7 +204,7 @@ function createWalletChoice(options: ChoiceOptions) {
  * Tells whether a payer's payments may share a transaction with others. Multicall3 forwards all of the remaining gas to each
  * call, so a payment of a payer with code is sent alone, as that code could burn the gas of the others.
  */
-function createSharing({ chain, sharedMax, log }: ChoiceOptions): (payer: Hex) => Promise<boolean> {
+function createSharing({ chain, limits, log }: ChoiceOptions): (payer: Hex) => Promise<boolean> {
   let isDeployed = false;
   let isLogged = false;
 
@@ -241,7 +217,7 @@ function createSharing({ chain, sharedMax, log }: ChoiceOptions): (payer: Hex) =
   }
 
   return async (payer) => {
-    if (sharedMax <= 1 || !(await hasMulticall3())) return false;
+    if (limits.batch <= 1 || !(await hasMulticall3())) return false;
     return !(await chain.hasCode(payer, await chain.newest(BLOCK_AGE_MS_MAX)));
   };
 }
@@ -249,13 +225,11 @@ function createSharing({ chain, sharedMax, log }: ChoiceOptions): (payer: Hex) =
 /** Passes while no node responds: payments are then sent one by one until Multicall3 is found. @throws StartupProblem */
 export async function requireMulticall3(chain: Chain): Promise<void> {
   const isDeployed = await chain.hasMulticall3().catch((error: unknown) => {
-    if (error instanceof Fault && error.kind === "unavailable") return true;
+    if (isUnavailable(error)) return true;
     throw error;
   });
-  if (!isDeployed)
-    throw new StartupProblem(
-      `TOLLGATE_BATCH must be 0, since the chain of TOLLGATE_RPC_URLS has no Multicall3 at ${MULTICALL3_CHECKSUMMED}`,
-    );
+  const without = `the chain of TOLLGATE_RPC_URLS has no Multicall3 at ${MULTICALL3_CHECKSUMMED}`;
+  if (!isDeployed) throw new StartupProblem(`TOLLGATE_BATCH must be 0, since ${without}`);
 }
 
 type Readiness =
@@ -263,7 +237,7 @@ type Readiness =
   | { readonly ready: false; readonly reason: "rpc unreachable" | "no fresh block" | "gas wallet low" };
 
 /** Whether the facilitator can take payments: a node responds with a fresh block, and a wallet has gas. */
-function createReadinessCheck({ chain, senders, gasLowWaterWei, log }: ChoiceOptions) {
+function createReadinessCheck({ chain, senders, limits, log }: ChoiceOptions) {
   let funded: readonly Sender[] = [];
   /** The wallets' balances at the last check; null when it failed. */
   let walletBalances: readonly (readonly [address: Hex, wei: bigint])[] | null = null;
@@ -274,7 +248,7 @@ function createReadinessCheck({ chain, senders, gasLowWaterWei, log }: ChoiceOpt
     try {
       await chain.newest();
       const balances = await Promise.all(senders.map((sender) => chain.balance(sender.signer.address)));
-      funded = senders.filter((_, index) => (balances[index] ?? 0n) >= gasLowWaterWei);
+      funded = senders.filter((_, index) => (balances[index] ?? 0n) >= limits.gasLowWaterWei);
       walletBalances = senders.map(({ signer }, index) => [signer.address, balances[index] ?? 0n]);
       if (!chain.isFresh()) return { ready: false, reason: "no fresh block" };
       return funded.length > 0 ? { ready: true } : { ready: false, reason: "gas wallet low" };

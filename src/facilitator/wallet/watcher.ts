@@ -1,7 +1,6 @@
 // Watches the chain while any work is open: polls for new blocks and reconciles the wallets' nonces and payments with each. A
 // reconciliation finds which wallet nonces are used, resolves their payments, closes what is final, undoes what a reorganisation
-// removed, and replaces what is stuck. Each step may fail, and is repeated in the next round; nothing is dropped from memory
-// before the database has it.
+// removed, and replaces what is stuck. Each step may fail, and is repeated in the next round; nothing is dropped before it is stored.
 import type { Chain } from "../../chain/chain.ts";
 import { type Fees, freeingFees, quoteFees, raiseFees, type Tip } from "../../chain/fees.ts";
 import type { Block } from "../../chain/json-rpc.ts";
@@ -13,16 +12,8 @@ import { isObsolete, newestOf, type PendingNonce, type PendingPayment, type Wall
 import { isExpired, type Resolver } from "./resolution.ts";
 import type { Sender } from "./sender.ts";
 import type { Signer } from "./signer.ts";
-import {
-  closeNonces,
-  contentOf,
-  insertTransactions,
-  pays,
-  reopenNonces,
-  signRow,
-  type TransactionContent,
-  type TransactionRow,
-} from "./transactions.ts";
+import type { TransactionContent, TransactionRow } from "./transactions.ts";
+import { closeNonces, contentOf, insertTransactions, pays, reopenNonces, signRow } from "./transactions.ts";
 
 /** The interval while a transaction or a payment waits for a block. */
 const POLL_MS = 150;
@@ -36,11 +27,7 @@ const WALLETS_PARALLEL = 4;
 interface WatcherOptions extends WalletParts {
   readonly senders: ReadonlyMap<Hex, Sender>;
   readonly resolver: Resolver;
-  /** Blocks until an inclusion counts as final. */
-  readonly confirmations: number;
   readonly refresh: () => Promise<void>;
-  /** How long after a node has accepted a transaction it is broadcast again. Tests shorten it. */
-  readonly againMs: number | undefined;
   readonly spans: PaymentSpans;
 }
 
@@ -85,10 +72,8 @@ export function createWatcher(options: WatcherOptions) {
   }
 
   function isWaiting(): boolean {
-    for (const pendingNonce of pendingNonces.all())
-      if (pendingNonce.inclusion === null && pendingNonces.isInReach(pendingNonce)) return true;
-    for (const { status } of pendingNonces.payments()) if (status === "sent") return true;
-    return false;
+    const isAnySent = pendingNonces.payments().some(({ status }) => status === "sent");
+    return isAnySent || pendingNonces.all().some(pendingNonces.isOpen);
   }
 
   async function run(): Promise<void> {
@@ -127,18 +112,15 @@ export function createWatcher(options: WatcherOptions) {
 }
 
 /** Reconciles nonces and payments with the chain, as of the newest block `at`. Never rejects. */
-function createReconcile(
-  options: WatcherOptions,
-  attempt: (step: string, work: () => Promise<void>) => Promise<void>,
-): (at: Block) => Promise<void> {
-  const { chain, store, leases, pendingNonces, senders, resolver, confirmations } = options;
+function createReconcile(options: WatcherOptions, attempt: (step: string, work: () => Promise<void>) => Promise<void>) {
+  const { chain, store, leases, pendingNonces, senders, resolver, limits } = options;
   const replace = createReplacer(options);
   const undoReorganised = createReorganised(options);
   const progresses = new Map<Hex, NonceProgress>();
 
   async function progressOf(wallet: Hex, waiting: readonly PendingNonce[], at: Block): Promise<NonceProgress> {
     const known = progresses.get(wallet);
-    const highest = waiting.findLast(pendingNonces.isInReach)?.nonce ?? -1;
+    const highest = waiting.findLast(pendingNonces.isOpen)?.nonce ?? -1;
     const most = Math.max(highest + 1, known?.count ?? 0);
     const count = await chain.transactionCount(wallet, at, known?.count ?? waiting[0]?.nonce, most);
     const isKnown = known?.count === count && known.since <= at.number;
@@ -171,14 +153,13 @@ function createReconcile(
   function overdue(at: Block): PendingPayment[] {
     return [...pendingNonces.payments()].filter((payment) => {
       if (payment.status !== "sent") return false;
-      const isOpen = (each: PendingNonce) => each.inclusion === null && pendingNonces.isInReach(each);
-      return isExpired(payment, at) || ![...payment.pendingNonces].some(isOpen);
+      return isExpired(payment, at) || ![...payment.pendingNonces].some(pendingNonces.isOpen);
     });
   }
 
   async function closeDeep(at: Block): Promise<void> {
     const deep = included(pendingNonces.all()).filter(({ inclusion, payments }) => {
-      const isDeep = inclusion !== null && at.number - inclusion.blockNumber >= confirmations;
+      const isDeep = inclusion !== null && at.number - inclusion.blockNumber >= limits.confirmations;
       return isDeep && [...payments].every(({ status }) => status !== "sent");
     });
     if (deep.length === 0) return;
@@ -188,7 +169,7 @@ function createReconcile(
     for (const pendingNonce of kept) pendingNonces.remove(pendingNonce);
   }
 
-  return async (at) => {
+  return async (at: Block): Promise<void> => {
     await attempt("reorganised", () => undoReorganised(at));
     const wallets = pendingNonces.wallets();
     await mapLimit(wallets, WALLETS_PARALLEL, (wallet) => attempt("wallet", () => lookAtWallet(wallet, at)));
@@ -214,9 +195,8 @@ function createReorganised({ chain, pendingNonces, resolver }: WatcherOptions): 
   };
 }
 
-function included(pendingNonces: Iterable<PendingNonce>): PendingNonce[] {
-  return [...pendingNonces].filter(({ inclusion }) => inclusion !== null);
-}
+const included = (pendingNonces: Iterable<PendingNonce>): PendingNonce[] =>
+  [...pendingNonces].filter(({ inclusion }) => inclusion !== null);
 
 /** Divides included nonces by whether their block is part of the chain. A block that no node knows leaves its nonces out. */
 async function sift(chain: Chain, pendingNonces: readonly PendingNonce[]) {
@@ -243,7 +223,8 @@ const PARALLEL = 16;
 const MISSED_BLOCKS_MAX = 3;
 
 function createBroadcaster(options: WatcherOptions) {
-  const { chain, log, leases, pendingNonces, spans, resynchronise, lookAgain, againMs = 5_000 } = options;
+  const { chain, log, leases, pendingNonces, spans, resynchronise, lookAgain } = options;
+  const { rebroadcastMs = 5_000 } = options.limits;
   const queue = new Set<PendingNonce>();
   const inFlight = new Map<PendingNonce, Promise<void>>();
   let stopped = false;
@@ -256,7 +237,7 @@ function createBroadcaster(options: WatcherOptions) {
     const reception = await spans.within(paid, () => chain.broadcast(row.raw, everywhere));
     // The response is irrelevant if the transaction was replaced or included meanwhile.
     if (newestOf(pendingNonce) !== row || pendingNonce.inclusion !== null) return;
-    pendingNonce.broadcastAt = performance.now() + (reception === "accepted" ? againMs : 1_000);
+    pendingNonce.broadcastAt = performance.now() + (reception === "accepted" ? rebroadcastMs : 1_000);
     if (reception === "accepted") return;
     log.debug("transaction_not_accepted", { transaction: row.hash, reception });
     if (reception === "underpriced") await broadcastOver(pendingNonce);
@@ -281,7 +262,7 @@ function createBroadcaster(options: WatcherOptions) {
   function due(wallet: Hex, now: number): PendingNonce[] {
     const noncesDue = pendingNonces
       .waiting(wallet)
-      .filter((pendingNonce) => pendingNonce.broadcastAt <= now && pendingNonces.isInReach(pendingNonce))
+      .filter((pendingNonce) => pendingNonce.broadcastAt <= now && pendingNonces.isOpen(pendingNonce))
       .filter((pendingNonce) => !inFlight.has(pendingNonce) && !isObsolete(pendingNonce));
     const again = new Set(noncesDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, 50));
     return noncesDue.filter((pendingNonce) => pendingNonce.broadcasts === 0 || again.has(pendingNonce));
@@ -330,7 +311,8 @@ interface NonceProgress {
 }
 
 function createReplacer(parts: WalletParts) {
-  const { chain, store, clock, log, leases, pendingNonces, maxFee, reload, resynchronise } = parts;
+  const { chain, store, clock, log, leases, pendingNonces, reload, resynchronise } = parts;
+  const { maxFee } = parts.limits;
 
   /** The content for those of the nonce's payments that may still be made. */
   function openContent({ wallet, payments, transactions }: PendingNonce, head: Block): TransactionContent {
@@ -414,7 +396,7 @@ function createReplacer(parts: WalletParts) {
 
   /** Replaces and fills the nonces within reach that need it at `head`. @param next the sender's next nonce, if known */
   return async (signer: Signer, progress: NonceProgress, next: number | null, head: Block): Promise<void> => {
-    const waiting = pendingNonces.waiting(signer.address).filter(pendingNonces.isInReach);
+    const waiting = pendingNonces.waiting(signer.address).filter(pendingNonces.isOpen);
     const stuck = waiting.filter((each) => each.nonce >= progress.count && needsReplacement(each, progress, head));
     await replaceSome(signer, stuck, head);
     const end = Math.max((waiting.at(-1)?.nonce ?? -1) + 1, progress.count);

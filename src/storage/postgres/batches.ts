@@ -1,14 +1,12 @@
 // Batches commands on Postgres: those that arrive in one turn of the event loop, or while a batch is being written, share a
 // transaction, in which each kind of command is one statement. A command that is alone is written at once.
-
-import { Fault } from "../../core/fault.ts";
 import { createTurnQueue } from "../../kernel/batch.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { LONG_WAIT_MS } from "../../kernel/wait.ts";
-import { unavailable } from "../failures.ts";
-import { type Command, type CommandBase, CommitUnknown, type SqlRow, type Tx } from "../store.ts";
+import { isUnavailable, unavailable } from "../failures.ts";
+import type { Command, CommandBase, SqlRow, Tx } from "../store.ts";
 import type { DatabaseConnection } from "./pool.ts";
 
 // biome-ignore lint/suspicious/noExplicitAny: commands of all kinds are in one queue, each with its own type of input.
@@ -42,11 +40,7 @@ interface CommandBatchesOptions {
   readonly atOnce: number;
   /** The longest that a command takes, its wait included. */
   readonly waitMsMax: number;
-  /**
-   * Runs the groups in one transaction, and resolves with the outputs of each.
-   *
-   * @param committing must be called when nothing but the commit is left
-   */
+  /** Runs the groups in one transaction: the outputs of each. @param committing to be called when only the commit is left */
   run(groups: readonly CommandGroup[], until: number, committing: () => void): Promise<unknown[][]>;
 }
 
@@ -61,10 +55,7 @@ function createQueue(waitMsMax: number) {
   const waiting = createTurnQueue<WaitingCommand>();
   /** Bounds the commands that are not answered yet, by tenant. */
   const share = createFairShare({ size: MAX.storeWaiting });
-  /**
-   * By key, the commands behind the one that is waiting or being written, in order of arrival. They are kept out of `waiting`, so
-   * that other commands do not wait for them.
-   */
+  /** By key, the commands behind the one that waits or is written, in order. Outside of `waiting` they hold up no others. */
   const lines = new Map<string, WaitingCommand[]>();
 
   /** Takes an answered command off the queue, so that the next one of its key may be written. */
@@ -126,11 +117,7 @@ function createQueue(waitMsMax: number) {
   };
 }
 
-/**
- * The transactions that are executing statements. Each holds up the next one until its commit, or until it has taken too long.
- *
- * @param onFree called whenever a transaction stops holding up others
- */
+/** The transactions that are executing statements. Each holds up the next one until its commit, or until it took too long. */
 function createExecutions(onFree: () => void) {
   const executing = new Set<object>();
   return {
@@ -150,23 +137,16 @@ function createExecutions(onFree: () => void) {
   };
 }
 
-function memberOf<Input, Output>(
-  command: CommandBase<Input, Output>,
-  input: Input,
+function memberOf(
+  command: AnyCommand,
+  input: unknown,
   until: number,
-  { resolve, reject }: PromiseWithResolvers<Output>,
+  { resolve, reject }: PromiseWithResolvers<unknown>,
 ): WaitingCommand {
-  return {
-    command,
-    input,
-    key: command.keyOf?.(input) ?? null,
-    tenant: command.tenantOf(input),
-    bytes: command.bytesOf(input),
-    until,
-    state: "waiting",
-    resolve: (output) => resolve(output as Output),
-    reject,
-  };
+  const key = command.keyOf?.(input) ?? null;
+  const tenant = command.tenantOf(input);
+  const bytes = command.bytesOf(input);
+  return { command, input, key, tenant, bytes, until, state: "waiting", resolve, reject };
 }
 
 /** For a command with less time than the batches that are under way may take: it is not left to wait for their end. */
@@ -207,7 +187,8 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
       );
       await inSlices(answers, (give) => give());
     } catch (error) {
-      if (batch.length === 1 || concernsAll(error)) {
+      // Where the database is unreachable or slow no single command is to blame, and retrying each would make it worse.
+      if (batch.length === 1 || isUnavailable(error)) {
         for (const member of batch) answer(member, () => member.reject(error));
         return;
       }
@@ -249,22 +230,19 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
   }
 
   return {
-    /**
-     * @param until deadline by performance.now(), at most `waitMsMax` from now
-     * @throws Fault `unavailable` when too many wait
-     */
+    /** @param until by performance.now(), at most `waitMsMax` from now @throws Fault `unavailable` when too many wait */
     execute<Input, Output>(
       command: CommandBase<Input, Output>,
       input: Input,
       until = performance.now() + waitMsMax,
     ): Promise<Output> {
       if (isClosed) return Promise.reject(unavailable(new Error("the store is closed")));
-      const answered = Promise.withResolvers<Output>();
+      const answered = Promise.withResolvers<unknown>();
       const member = memberOf(command, input, until, answered);
       if (!queue.enter(member)) member.reject(unavailable(new Error("too many commands wait")));
       else if (!queue.isEmpty()) schedule();
       const isEarly = until - performance.now() < waitMsMax - LONG_WAIT_MS / 2;
-      return isEarly ? endsEarly(member, answered.promise) : answered.promise;
+      return (isEarly ? endsEarly(member, answered.promise) : answered.promise) as Promise<Output>;
     },
     /** Refuses further commands and resolves when the waiting ones have ended. */
     close(): Promise<void> {
@@ -273,11 +251,6 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
       return idle.promise;
     },
   };
-}
-
-/** Whether the database is unreachable or slow: no single command is to blame, and retrying each would only make it worse. */
-function concernsAll(error: unknown): boolean {
-  return error instanceof CommitUnknown || (error instanceof Fault && error.kind === "unavailable");
 }
 
 /** Batches for each kind of command, so that one that waits for a locked table holds up no other kind. */
@@ -304,9 +277,7 @@ export function createCommandLanes(options: CommandBatchesOptions & { readonly l
       const lane = command.bytesOf(input) < LARGE_BYTES ? small : large;
       return lane.execute(command, input, until);
     },
-    async close(): Promise<void> {
-      await Promise.all([small.close(), large.close()]);
-    },
+    close: () => Promise.all([small.close(), large.close()]),
   };
 }
 
@@ -322,11 +293,8 @@ export async function runCommands<Input, Output>(
 }
 
 /** Runs the groups one after the other. Resolves with the outputs of each. */
-export async function runGroups(
-  groups: readonly CommandGroup[],
-  run: (group: CommandGroup) => Promise<unknown[]>,
-): Promise<unknown[][]> {
+export async function runGroups(groups: readonly CommandGroup[], on: DatabaseConnection, effects: Pick<Tx, "ended">) {
   const outputs: unknown[][] = [];
-  for (const group of groups) outputs.push(await run(group));
+  for (const { command, inputs } of groups) outputs.push(await runCommands(on, command, inputs, effects));
   return outputs;
 }

@@ -28,14 +28,14 @@ function server(start: number) {
 
 test("the database clock shows the server's time, whatever this machine's clock shows", async () => {
   const { ask } = server(1_000);
-  const clock = await openDatabaseClock({ ask });
+  const clock = await openDatabaseClock(ask);
   expect(Math.abs(clock.now() - 1_000)).toBeLessThan(NEAR_MS);
   clock.stop();
 });
 
 test("the database clock follows the server, and goes on by itself while the server is away", async () => {
   const { state, ask, times } = server(1_000_000);
-  const clock = await openDatabaseClock({ ask, everyMs: EVERY_MS });
+  const clock = await openDatabaseClock(ask, EVERY_MS);
   state.time = 5_000_000;
   await times(2);
   expect(Math.abs(clock.now() - 5_000_000)).toBeLessThan(NEAR_MS);
@@ -48,15 +48,13 @@ test("the database clock follows the server, and goes on by itself while the ser
 test("the database clock does not step when an answer of the server is slow to arrive", async () => {
   const serverTime = () => 1_000_000 + performance.now();
   let [isSlow, answered] = [false, Promise.withResolvers<void>()];
-  const clock = await openDatabaseClock({
-    async ask() {
-      const time = serverTime();
-      if (isSlow) await Bun.sleep(100);
-      setImmediate(answered.resolve);
-      return time;
-    },
-    everyMs: EVERY_MS,
-  });
+  const ask = async () => {
+    const time = serverTime();
+    if (isSlow) await Bun.sleep(100);
+    setImmediate(answered.resolve);
+    return time;
+  };
+  const clock = await openDatabaseClock(ask, EVERY_MS);
   isSlow = true;
   answered = Promise.withResolvers();
   await answered.promise;
@@ -71,5 +69,5 @@ test("the database clock does not step when an answer of the server is slow to a
 test("a server that does not answer at the start is no clock", async () => {
   const { state, ask } = server(0);
   state.isAway = true;
-  expect(openDatabaseClock({ ask })).rejects.toThrow("away");
+  expect(openDatabaseClock(ask)).rejects.toThrow("away");
 });

@@ -76,10 +76,8 @@ async function mayMakeTables(client: SQL): Promise<number> {
 }
 
 function refused(error: unknown): unknown {
-  const state = sqlState(error);
-  return (
-    startProblem(error) ?? new StartupProblem(`it takes no write (SQLSTATE ${state ?? "unknown"})`, { cause: error })
-  );
+  const problem = `it takes no write (SQLSTATE ${sqlState(error) ?? "unknown"})`;
+  return startProblem(error) ?? new StartupProblem(problem, { cause: error });
 }
 
 /** The oldest major version that has all the statements we use; tests run on 15 and 18. */
@@ -96,14 +94,7 @@ export interface Capabilities {
   readonly prepared_statements: boolean;
 }
 
-interface Server {
-  readonly server: string;
-  readonly number: number;
-  readonly isolation: string;
-  readonly encoding: string;
-  readonly standby: number;
-  readonly read_only: string;
-}
+type Server = Record<"server" | "isolation" | "encoding" | "read_only", string> & Record<"number" | "standby", number>;
 
 /** A statement_timeout in milliseconds that no server has by default. */
 const ASKED_FOR = 7_777;
@@ -137,10 +128,8 @@ export async function probeCapabilities(client: SQL, databaseUrl: string): Promi
     throw new StartupProblem(`the Postgres database must have the encoding UTF8, and has ${encoding}`);
   }
   if (standby === 1) throw new PassingStartupProblem("the Postgres server of DATABASE_URL is a read-only standby");
-  if (read_only === "on")
-    throw new PassingStartupProblem(
-      "the Postgres database of DATABASE_URL is read-only (default_transaction_read_only)",
-    );
+  const readOnly = "the Postgres database of DATABASE_URL is read-only (default_transaction_read_only)";
+  if (read_only === "on") throw new PassingStartupProblem(readOnly);
   return {
     server,
     default_isolation: isolation,

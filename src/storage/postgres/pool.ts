@@ -234,8 +234,7 @@ export function createConnectionPools(databaseUrl: string) {
 
     return {
       /**
-       * Runs `task` with a connection of its own. If the connection was lost while it was idle, the first statement fails, and a
-       * retry gets a new one.
+       * Runs `task` with a connection of its own. On one that was lost while idle the first statement fails; a retry gets a new one.
        *
        * @param until deadline by performance.now(), at which the connection is closed
        * @param tenant the tenant whose turn it takes; null for the process's own work, which comes first

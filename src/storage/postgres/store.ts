@@ -1,6 +1,5 @@
 // The store on Postgres: each write is an ordinary transaction on a bounded pool, correct at every isolation from read committed
 // upwards. Every wait has a limit, and the next call after an outage finds the server again.
-
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -8,18 +7,17 @@ import { poll } from "../../kernel/loop.ts";
 import { actingTenant } from "../../kernel/wait.ts";
 import { askStore, openProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
-import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
-import { createCommandKinds, createCommandLanes, runCommands, runGroups } from "./batches.ts";
+import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store, type Tx } from "../store.ts";
+import { createCommandKinds, createCommandLanes, runGroups } from "./batches.ts";
 import { probeCapabilities } from "./inspect.ts";
+import type { ConnectionPool, DatabaseConnection } from "./pool.ts";
 import {
   BEGIN_COMMANDS,
   BEGIN_COUNTS,
   BEGIN_LOOK_UP,
   BEGIN_READ,
   BEGIN_WRITE,
-  type ConnectionPool,
   createConnectionPools,
-  type DatabaseConnection,
   postgresClient,
   postgresReader,
 } from "./pool.ts";
@@ -66,11 +64,9 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   const lookUps = createLookUps(firstReaders, callMsMax);
   const counters = openPool(MAX.storeCounters);
   const sharedCounters = createSharedCounters(counters, callMsMax);
-  const clock = await openDatabaseClock({
-    async ask() {
-      const [row] = await read(reading, `select ${NOW}`, [], "arrays");
-      return Number((row as unknown[])[0]);
-    },
+  const clock = await openDatabaseClock(async () => {
+    const [row] = await read(reading, `select ${NOW}`, [], "arrays");
+    return Number((row as unknown[])[0]);
   });
   const ends = createCallEnds(options.log);
   const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.publish };
@@ -81,9 +77,10 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     run: (groups, until, committing) =>
       write(
         { ...writing, writers: batchers, begin: BEGIN_COMMANDS },
-        (tx, connection) => runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, tx)),
+        (tx, connection) => runGroups(groups, connection, tx),
         until,
-        { committing },
+        null,
+        committing,
       ),
   });
   return {
@@ -93,18 +90,14 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     write: (work, { urgent = false } = {}) =>
       urgent
         ? write({ ...writing, writers: firstWriters }, work)
-        : askStore(callMsMax, (until) => write(writing, work, until, { tenant: actingTenant() })),
+        : askStore(callMsMax, (until) => write(writing, work, until, actingTenant())),
     execute: (command, input) =>
       askStore(callMsMax, (until) => {
         if (command.kind === "counter") return sharedCounters.execute(command, input, until);
         return (command.kind === "look_up" ? lookUps : batches).execute(command, input, until);
       }),
     onCallEnded: ends.subscribe,
-    probe: (timeoutMs) =>
-      within(
-        timeoutMs,
-        write({ ...writing, callMsMax: timeoutMs }, (_, connection) => connection.run(PROBE)),
-      ),
+    probe: (timeoutMs) => within(timeoutMs, write({ ...writing, callMsMax: timeoutMs }, touch)),
     async close() {
       clock.stop();
       const until = performance.now() + callMsMax;
@@ -117,6 +110,8 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     },
   };
 }
+
+const touch = (_: Tx, connection: DatabaseConnection) => connection.run(PROBE);
 
 interface Reading {
   readonly readers: ConnectionPool;
@@ -139,9 +134,7 @@ function createLookUps(readers: ConnectionPool, callMsMax: number) {
     waitMsMax: callMsMax,
     run: (groups, until) =>
       retrySerializationOn(readers, until, (connection) =>
-        inRead(connection, BEGIN_LOOK_UP, () =>
-          runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, NO_EFFECTS)),
-        ),
+        inRead(connection, BEGIN_LOOK_UP, () => runGroups(groups, connection, NO_EFFECTS)),
       ),
   });
 }
@@ -164,12 +157,9 @@ const CALM_FACTOR = 4;
  * The clock of a database that several processes share: the server's time, extrapolated between two queries by the monotonic
  * clock of this process. So a step of this machine's clock changes nothing, and processes agree on what is due.
  *
- * @param options `ask`: the server's time in milliseconds since the epoch
  * @throws the error of the first query; later queries may fail, and the clock goes on
  */
-export async function openDatabaseClock(options: { ask(): Promise<number>; readonly everyMs?: number }) {
-  const { ask, everyMs = ASK_EVERY_MS } = options;
-
+export async function openDatabaseClock(ask: () => Promise<number>, everyMs = ASK_EVERY_MS) {
   /** The bounds of the offset to the monotonic clock: the server read its time at some moment of the round trip. */
   async function measure() {
     const askedAt = performance.now();
@@ -196,9 +186,8 @@ export async function openDatabaseClock(options: { ask(): Promise<number>; reado
 const literal = (text: string) => `E'${text.replace(/[\\']/g, "$&$&")}'`;
 
 /** Puts the values into the statement, since a message of several statements takes no parameters. Arrays are literals already. */
-function withValues(statement: string, values: readonly unknown[]): string {
-  return statement.replace(/\$(\d+)/g, (_, place) => literal(String(values[Number(place) - 1])));
-}
+const withValues = (statement: string, values: readonly unknown[]): string =>
+  statement.replace(/\$(\d+)/g, (_, place) => literal(String(values[Number(place) - 1])));
 
 /** Runs counter commands of one kind. */
 async function count<Input, Output>(
@@ -227,7 +216,7 @@ function createSharedCounters(counters: ConnectionPool, waitMsMax: number) {
     waitMsMax,
     run: (groups, until) =>
       retrySerializationOn(counters, until, (connection) =>
-        runGroups(groups, ({ command, inputs }) => count(connection, command, inputs)),
+        Array.fromAsync(groups, ({ command, inputs }) => count(connection, command, inputs)),
       ),
   });
 }

@@ -1,14 +1,7 @@
-// Write transactions on Postgres. A transaction that was undone because of another one is retried. A commit without a response has
-// an unknown outcome, and is reported so.
+// Write transactions on Postgres. One that was undone because of another is retried. A commit without a response is unknown.
 import { sql } from "drizzle-orm";
 import type { CallEnd } from "../../core/call.ts";
-import {
-  isConnectionLost,
-  isTransactionUndone,
-  postgresCommitFailure,
-  postgresFailure,
-  unavailable,
-} from "../failures.ts";
+import { isConnectionLost, postgresCommitFailure, postgresFailure, sqlState, unavailable } from "../failures.ts";
 import { NOW, type Tx } from "../store.ts";
 import { addCount, type Counts, changedCounts } from "../totals.ts";
 import { runCommands } from "./batches.ts";
@@ -59,8 +52,7 @@ async function transaction<T>(
       connection,
     );
     await flush(connection, counts);
-    // After a failed statement Postgres answers a commit with a rollback but no error. A task that swallowed the failure must
-    // not be told that it was stored.
+    // After a failed statement Postgres answers a commit with a rollback but no error, and a task may have swallowed the failure.
     if (connection.failed !== undefined) throw connection.failed;
     committing();
     await connection.run("commit");
@@ -80,19 +72,13 @@ export interface Writing {
   ended(ends: readonly CallEnd[]): void;
 }
 
-interface Options {
-  /** Called when nothing but the commit is left. */
-  readonly committing?: () => void;
-  /** The tenant whose turn it takes; omitted or null for the process's own work. */
-  readonly tenant?: string | null;
-}
-
-/** Runs `task` in a transaction. Retries when the transaction was undone because of another one, or had not begun. */
+/** Runs `task` in a transaction, and again when that was undone because of another one, or had not begun. */
 export async function write<T>(
   { writers, begin, callMsMax, ended }: Writing,
   task: Task<T>,
   until = performance.now() + callMsMax,
-  { committing: onCommitting, tenant }: Options = {},
+  tenant: string | null = null,
+  onCommitting = () => {},
 ): Promise<T> {
   let begun = false;
   let isCommitting = false;
@@ -110,7 +96,7 @@ export async function write<T>(
         begun = true;
         const committing = () => {
           isCommitting = true;
-          onCommitting?.();
+          onCommitting();
         };
         return transaction(connection, task, { committing, ended });
       },
@@ -125,12 +111,13 @@ export async function write<T>(
 }
 
 const [PAUSE_MS_LEAST, PAUSE_MS_MOST] = [2, 200];
+/** A serialization failure or a deadlock has undone the transaction as a whole, so that it may run again. */
+const UNDONE = /^40(001|P01)$/;
 
 /**
  * Retries `attempt` until it succeeds, or until shortly before `until` (by performance.now()). One side of a conflict always
  * succeeds, but at `repeatable read` the release of a lock undoes all transactions that wait for it, so one of many may be
- * undone often. The backoff is a random time of up to 2, 4, 8 … 200 ms (full jitter), so that conflicting transactions retry at
- * different times.
+ * undone often. The backoff is a random time of up to 2, 4, 8 … 200 ms (full jitter), so that conflicts do not repeat.
  *
  * @param mayRepeat whether a try that lost its connection certainly changed nothing
  * @throws the error of the last try
@@ -143,7 +130,7 @@ async function retrySerialization<T>(until: number, attempt: () => Promise<T>, m
     } catch (thrown) {
       // The first try finds an idle connection lost, and the next one gets a new connection.
       if (isConnectionLost(thrown) && mayRepeat() && ++lost < 4) continue;
-      if (!isTransactionUndone(thrown)) throw thrown;
+      if (!UNDONE.test(sqlState(thrown) ?? "")) throw thrown;
       const pause = Math.random() * Math.min(PAUSE_MS_LEAST * 2 ** (tries - 1), PAUSE_MS_MOST);
       if (performance.now() + pause >= until) throw unavailable(thrown);
       await Bun.sleep(pause);
@@ -163,26 +150,19 @@ export async function retrySerializationOn<T>(
   tenant: string | null = null,
 ): Promise<T> {
   try {
-    return await retrySerialization(
-      until,
-      () => pool.use(until, task, tenant),
-      () => true,
-    );
+    const attempt = () => pool.use(until, task, tenant);
+    return await retrySerialization(until, attempt, () => true);
   } catch (thrown) {
     throw postgresFailure(thrown);
   }
 }
 
-/**
- * The most rows for a kind of lock, so that rows never have to be removed. Names with one row sometimes wait for each other,
- * which does no harm.
- */
+/** The most rows for a kind of lock, so that none need be removed. Names with one row may wait for each other: no harm. */
 const ROWS_OF_A_KIND = 65_536;
 
 /**
  * Takes the lock of a key until the transaction ends (`Tx.lock`). An advisory lock, or a mere lock of the row, would let a
- * transaction at repeatable read or serializable go on with the snapshot from before its wait. A changed row makes it fail, and
- * it is retried with a new snapshot.
+ * transaction at repeatable read or serializable go on with the snapshot from before its wait. A changed row makes it retry.
  */
 const TAKE = `insert into locks as l (key, taken) values ($1, 1)
   on conflict (key) do update set taken = l.taken + 1`;

@@ -1,6 +1,5 @@
 // Copies an SQLite database while a service writes to it, and checks copies. A copy is one file: SQLite writes it from a snapshot
-// of the database, without holding up writers. The write-ahead log grows meanwhile. A restore puts a copy in the place of a
-// database in one step.
+// of the database, without holding up writers. The write-ahead log grows meanwhile. A restore puts a copy in place in one step.
 import { Database, SQLiteError } from "bun:sqlite";
 import { accessSync, constants, existsSync, renameSync, rmSync, statfsSync, statSync } from "node:fs";
 import { dirname } from "node:path";
@@ -23,12 +22,7 @@ const BYTES_SPARED = 64 * MIB;
  * @param begins is told the file that is written, and the size that it will have
  * @throws StartupProblem when `from` holds no database, there is not enough space, or `to` can't be written
  */
-export function copySqlite(
-  from: string,
-  to: string,
-  now: number,
-  begins: (path: string, bytes: number) => void = () => {},
-): void {
+export function copySqlite(from: string, to: string, now: number, begins = (_path: string, _bytes: number) => {}) {
   if (existsSync(to)) {
     const advice = `tollgate backup --verify ${to} checks it`;
     throw new StartupProblem(`${to} already exists, and a backup never overwrites a file; if it is a copy, ${advice}`);
@@ -61,9 +55,8 @@ function requireWritable(directory: string): void {
   try {
     accessSync(directory, constants.W_OK | constants.X_OK);
   } catch (cause) {
-    throw new StartupProblem(`the directory ${directory} must be writable by this user (${errorCode(cause)})`, {
-      cause,
-    });
+    const problem = `the directory ${directory} must be writable by this user (${errorCode(cause)})`;
+    throw new StartupProblem(problem, { cause });
   }
 }
 
@@ -86,16 +79,11 @@ function bytesOf(from: string): number {
 function requireRoom(directory: string, bytes: number): void {
   const { bavail, bsize } = statfsSync(directory);
   if (bavail * bsize > bytes + BYTES_SPARED) return;
-  const needed = `${Math.ceil((bytes + BYTES_SPARED) / MIB)} MiB`;
-  throw new StartupProblem(
-    `${directory} must have ${needed} free for a copy, and has ${Math.floor((bavail * bsize) / MIB)} MiB`,
-  );
+  const [needed, free] = [Math.ceil((bytes + BYTES_SPARED) / MIB), Math.floor((bavail * bsize) / MIB)];
+  throw new StartupProblem(`${directory} must have ${needed} MiB free for a copy, and has ${free} MiB`);
 }
 
-/**
- * What is wrong with a copy, or what it holds. Reads the whole file: every page, row and index, as SQLite's `integrity_check`
- * does.
- */
+/** What is wrong with a copy, or what it holds. Reads the whole file, as SQLite's `integrity_check` does. */
 export function checkSqliteCopy(path: string) {
   try {
     accessSync(path, constants.R_OK);

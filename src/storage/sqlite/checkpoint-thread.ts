@@ -4,9 +4,8 @@ import { Database } from "bun:sqlite";
 
 export type ToCheckpointThread = { readonly kind: "open"; readonly path: string } | { readonly kind: "move" | "close" };
 
-export type FromCheckpointThread =
-  | { readonly kind: "moved"; readonly error: string | null }
-  | { readonly kind: "closed" };
+/** The thread has done what it was told. */
+export type FromCheckpointThread = { readonly kind: "move" | "close"; readonly error: string | null };
 
 declare const self: Worker;
 
@@ -29,28 +28,17 @@ function move(connection: Database | null): string | null {
   }
 }
 
-function post(message: FromCheckpointThread): void {
-  self.postMessage(message);
-}
-
-function serve(): (message: ToCheckpointThread) => void {
+function serve(): void {
   let connection: Database | null = null;
-  return (message) => {
-    switch (message.kind) {
-      case "open":
-        connection = open(message.path);
-        break;
-      case "move":
-        post({ kind: "moved", error: move(connection) });
-        break;
-      case "close":
-        connection?.close();
-        connection = null;
-        post({ kind: "closed" });
-        break;
+  self.onmessage = ({ data }: MessageEvent<ToCheckpointThread>) => {
+    if (data.kind === "open") {
+      connection = open(data.path);
+      return;
     }
+    const error = data.kind === "move" ? move(connection) : null;
+    if (data.kind === "close") connection?.close();
+    self.postMessage({ kind: data.kind, error } satisfies FromCheckpointThread);
   };
 }
 
-const receive = serve();
-self.onmessage = ({ data }: MessageEvent<ToCheckpointThread>) => receive(data);
+serve();

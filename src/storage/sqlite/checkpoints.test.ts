@@ -67,7 +67,7 @@ describe("checkpoints of SQLite", () => {
       postMessage({ kind }: { kind: string }) {
         if (kind === "open") return;
         if (kind === "move") sizes.push(statSync(path).size);
-        const data = kind === "move" ? { kind: "moved", error: null } : { kind: "closed" };
+        const data = kind === "move" ? { kind: "move", error: null } : { kind: "close" };
         queueMicrotask(() => stands.onmessage?.(new MessageEvent("message", { data })));
       },
     });
@@ -87,7 +87,7 @@ describe("checkpoints of SQLite", () => {
       postMessage({ kind }: { kind: string }) {
         if (kind === "move") asked.resolve();
         if (kind !== "close") return;
-        setTimeout(() => busy.onmessage?.(new MessageEvent("message", { data: { kind: "closed" } })), 20);
+        setTimeout(() => busy.onmessage?.(new MessageEvent("message", { data: { kind: "close" } })), 20);
       },
     });
     const checkpoints = start(1024 * MIB, () => busy as unknown as Worker);

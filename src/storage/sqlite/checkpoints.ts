@@ -87,14 +87,13 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
 
   function launch(): Worker {
     const next = spawn();
-    const gone = () => {
+    next.onmessage = ({ data }: MessageEvent<FromCheckpointThread>) => answered?.(data);
+    next.onerror = (event) => log.warn("checkpoint_failed", { message: event.message });
+    next.addEventListener("close", () => {
       if (next !== worker) return;
       worker = null;
       answered?.(null);
-    };
-    next.onmessage = ({ data }: MessageEvent<FromCheckpointThread>) => answered?.(data);
-    next.onerror = (event) => log.warn("checkpoint_failed", { message: event.message });
-    next.addEventListener("close", gone);
+    });
     // A command that is done ends, whatever this thread does.
     next.unref();
     next.postMessage({ kind: "open", path } satisfies ToCheckpointThread);
@@ -102,11 +101,11 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
   }
 
   /** Sends a message and waits for its response; null when the thread has died, or does not respond within `ms`. */
-  async function ask(kind: "move" | "close", wanted: FromCheckpointThread["kind"], ms: number) {
+  async function ask(kind: FromCheckpointThread["kind"], ms: number): Promise<FromCheckpointThread | null> {
     const { promise, resolve } = Promise.withResolvers<FromCheckpointThread | null>();
     const timer = setTimeout(resolve, ms, null);
     const mine = (message: FromCheckpointThread | null) => {
-      if (message === null || message.kind === wanted) resolve(message);
+      if (message === null || message.kind === kind) resolve(message);
     };
     answered = mine;
     worker?.postMessage({ kind } satisfies ToCheckpointThread);
@@ -122,16 +121,15 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
     async move(): Promise<boolean> {
       worker ??= launch();
       // A thread that does not respond for a minute counts as failed.
-      const answer = await ask("move", "moved", 60_000);
-      if (answer?.kind !== "moved") return false;
-      if (answer.error !== null) log.warn("checkpoint_failed", { message: answer.error });
-      return answer.error === null;
+      const answer = await ask("move", 60_000);
+      if (typeof answer?.error === "string") log.warn("checkpoint_failed", { message: answer.error });
+      return answer?.error === null;
     },
     async close(): Promise<void> {
       if (worker === null) return;
       answered?.(null);
       const last = worker;
-      await ask("close", "closed", 3_000);
+      await ask("close", 3_000);
       worker = null;
       last.terminate();
     },

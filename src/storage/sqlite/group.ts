@@ -15,16 +15,8 @@ import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { actingRequest, actingTenant } from "../../kernel/wait.ts";
 import { isSqliteBusy, sqliteCommitFailure, sqliteFailure, unavailable, waitedTooLong } from "../failures.ts";
-import {
-  type Command,
-  type CommandEffects,
-  FOR_ALL,
-  type Queries,
-  type SqliteStatement,
-  type SqlValue,
-  type Tx,
-  type WriteOptions,
-} from "../store.ts";
+import type { Command, CommandEffects, Queries, SqliteStatement, SqlValue, Tx, WriteOptions } from "../store.ts";
+import { FOR_ALL } from "../store.ts";
 import { addCount, type Counts, changedCounts } from "../totals.ts";
 
 /** How long a group may run, so that its first write waits little and the event loop is not held for long. */
@@ -207,9 +199,8 @@ function createGroupRunner(
 }
 
 /** The command of a write that runs without a savepoint. It is not awaited, to save each a turn of the microtask queue. */
-function commandOf({ job, mayFail }: WaitingWrite, isolated: boolean): Run | null {
-  return "command" in job && !isolated && !mayFail ? job.command : null;
-}
+const commandOf = ({ job, mayFail }: WaitingWrite, isolated: boolean): Run | null =>
+  "command" in job && !isolated && !mayFail ? job.command : null;
 
 export function createGroupCommit(options: GroupOptions) {
   const commandOn = commandsOn(options.writer);
@@ -296,12 +287,11 @@ export function createGroupCommit(options: GroupOptions) {
       });
     },
     /** Refuses further writes and resolves when the waiting ones have ended. */
-    close(): Promise<void> {
+    async close(): Promise<void> {
       closed = true;
-      if (!scheduled) return Promise.resolve();
-      return new Promise((resolve) => {
-        onIdle = resolve;
-      });
+      const { promise, resolve } = Promise.withResolvers<void>();
+      onIdle = resolve;
+      if (scheduled) await promise;
     },
   };
 }
@@ -406,10 +396,7 @@ function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: numb
     };
   }
   const fault = sqliteCommitFailure(thrown);
-  return {
-    answers: group.slice(0, ran).map((write) => () => write.reject(fault)),
-    retry: group.slice(ran),
-  };
+  return { answers: group.slice(0, ran).map((write) => () => write.reject(fault)), retry: group.slice(ran) };
 }
 
 const GROUP_WRITES_MAX = 512;
@@ -514,10 +501,7 @@ export function commandsOn(writer: Database): CommandOn {
   const known = new Map<unknown, (input: never, effects: CommandEffects) => unknown>();
   function prepare(text: string): SqliteStatement {
     const statement = writer.prepare<Record<string, unknown>, SqlValue[]>(text);
-    return {
-      run: (...values) => statement.run(...values).changes,
-      get: (...values) => statement.get(...values),
-    };
+    return { run: (...values) => statement.run(...values).changes, get: (...values) => statement.get(...values) };
   }
   return (command) => {
     const run = known.get(command) ?? command.sqlite(prepare);

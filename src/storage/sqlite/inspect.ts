@@ -75,9 +75,8 @@ function connect(path: string) {
   }
 }
 
-export function unreadable(path: string, cause: SQLiteError, advice = ""): StartupProblem {
-  return new StartupProblem(`${path} can't be read as a database (${cause.code})${advice}`, { cause });
-}
+export const unreadable = (path: string, cause: SQLiteError, advice = ""): StartupProblem =>
+  new StartupProblem(`${path} can't be read as a database (${cause.code})${advice}`, { cause });
 
 async function tryWrite(connection: Database, hasSchema: boolean): Promise<number> {
   // A running service holds the write lock for milliseconds, but a migration for longer.
@@ -104,19 +103,16 @@ function refused(error: unknown): unknown {
 }
 
 export function wrappedKeys(database: Database): WrappedKeys {
-  const tenantKeys = database.query<WrappedKeys["tenantKeys"][number], []>(
-    "select tenant, number, wrapped_key from tenant_keys",
-  );
-  const signingKeys = database.query<WrappedKeys["signingKeys"][number], []>(
-    "select kid, purpose, wrapped_private_key from signing_keys",
-  );
-  return { tenantKeys: tenantKeys.all(), signingKeys: signingKeys.all() };
+  const all = (query: string) => database.query(query).all() as never;
+  return {
+    tenantKeys: all("select tenant, number, wrapped_key from tenant_keys"),
+    signingKeys: all("select kid, purpose, wrapped_private_key from signing_keys"),
+  };
 }
 
 /**
  * Whether a database file holds keys that a master key wraps. If it holds none, as the file of a facilitator or of `tollgate
- * account`, a gateway may generate a master key. An unreadable file counts as holding keys, since with a new master key any keys
- * in it would be lost.
+ * account`, a gateway may generate a master key. An unreadable file counts as holding keys, which a new master key would lose.
  */
 export function holdsWrappedKeys(path: string): boolean {
   if (!existsSync(path)) return false;

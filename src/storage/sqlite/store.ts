@@ -1,5 +1,4 @@
-// The store on SQLite: one connection for writes, by group commit, one for reads, and a thread for checkpoints. Every commit waits
-// for the disk (synchronous=FULL).
+// The store on SQLite: a connection for writes, by group commit, which wait for the disk; one for reads; a thread for checkpoints.
 import { Database, SQLiteError } from "bun:sqlite";
 import { chmodSync, mkdirSync } from "node:fs";
 import { dirname } from "node:path";
@@ -83,13 +82,11 @@ function migrate({ path, clock, log }: SqliteOptions): void {
     const isBroken = cause instanceof SQLiteError && /^SQLITE_(NOTADB|CORRUPT)/.test(cause.code ?? "");
     if (isSqliteBusy(cause)) {
       const advice = "end what writes to it (a copy that is being made, an SQLite shell), and start again";
-      throw new PassingStartupProblem(`another program has locked ${path} for ${OPEN_BUSY_MS / 1000} s: ${advice}`, {
-        cause,
-      });
+      const problem = `another program has locked ${path} for ${OPEN_BUSY_MS / 1000} s: ${advice}`;
+      throw new PassingStartupProblem(problem, { cause });
     }
-    throw isBroken
-      ? unreadable(path, cause, "; check its disk, or put a backup in its place (tollgate restore FILE)")
-      : cause;
+    const advice = "; check its disk, or put a backup in its place (tollgate restore FILE)";
+    throw isBroken ? unreadable(path, cause, advice) : cause;
   } finally {
     connection?.close();
   }
@@ -119,9 +116,11 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const group = createGroupCommit({ writer, db, tables, now, log, ended: ends.publish });
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
   // The value changes each time, since an unchanged row would not be written.
-  const touch = writer.prepare(
+  const touching = writer.prepare(
     "insert into job_leases (job, next_at) values ('probe', 1) on conflict (job) do update set next_at = next_at + 1",
   );
+
+  const touch = async () => void touching.run();
 
   const lookUpOn = commandsOn(reader);
   const lookUp = async <Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> =>
@@ -137,11 +136,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
       return command.kind === "look_up" ? lookUp(command, input) : group.execute(command, input);
     },
     onCallEnded: ends.subscribe,
-    probe: (timeoutMs) =>
-      within(
-        timeoutMs,
-        group.write(async () => void touch.run()),
-      ),
+    probe: (timeoutMs) => within(timeoutMs, group.write(touch)),
     async close() {
       await group.close();
       await checkpoints.stop();

@@ -5,7 +5,7 @@ import { connect as connectTcp, type Socket } from "node:net";
 import { type ConnectionOptions, connect, type TLSSocket } from "node:tls";
 import type { Log, LogFields } from "../../../src/core/log.ts";
 import { silentMeters } from "../../../src/core/meters.ts";
-import { addAccount, ownerOf } from "../../../src/facilitator/accounts.ts";
+import { accountOf, addAccount } from "../../../src/facilitator/accounts.ts";
 import { LISTENER_LIMITS, type ListenerLimits, listenMutualTls } from "../../../src/facilitator/mtls.ts";
 import { createPeerEdge, x402V1 } from "../../../src/facilitator/routes.ts";
 import { type CollectionOutcome, settledBy } from "../../../src/facilitator/settle/outcome.ts";
@@ -116,7 +116,7 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
     port: 0,
     tls: { cert: pki.server.cert, key: pki.server.key, clientCa: pki.ca.cert },
     answer: answer ?? edge.fetch,
-    ownerOf: ownerOf(store.read),
+    ownerOf: async (fingerprint) => (await accountOf(store.read, fingerprint))?.name ?? null,
     bodyBytesMax: MAX.settleBodyBytes,
     limits: { ...LISTENER_LIMITS, ...limits },
     clock,
