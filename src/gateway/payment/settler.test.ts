@@ -226,6 +226,38 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       }
     });
 
+    test("tenants take turns at a facilitator that lets attempts run out of time, and has few slots for that", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      const asked: string[] = [];
+      const at = replica(() => UNKNOWN, {
+        // Every attempt takes longer, and longer than a search for due payments.
+        settleWaitMs: 1,
+        client: {
+          async settle({ tenant }) {
+            asked.push(tenant);
+            await Bun.sleep(200);
+            return UNKNOWN;
+          },
+        },
+      });
+      const tenants = ["a", "b", "c"].map((name) => `${name}-${crypto.randomUUID()}`);
+      const due = { facilitator_url: "https://shared.example", next_attempt_at: clock.now() - 1_000 };
+      for (const [number, tenant] of tenants.entries()) {
+        const nonces = Array.from({ length: 120 }, (_, n): Partial<PaymentRow> => {
+          const nonce: Hex = `0x${String((number + 1) * 1_000 + n).padStart(64, "0")}`;
+          return { ...due, nonce, invocation_id: nonce };
+        });
+        await waiting(await configured(tenant), nonces);
+      }
+      at.settler.start();
+      await until(() => asked.length > 40);
+      asked.length = 0;
+      await until(() => asked.length >= 18);
+      await at.settler.stop(0);
+      const counts = tenants.map((tenant) => asked.filter((name) => name === tenant).length);
+      expect(Math.min(...counts)).toBeGreaterThanOrEqual(4);
+    });
+
     test("a facilitator that is silent holds up none of its tenant's payments at another one, however many wait for it", async () => {
       await store().write((tx) => tx.db.delete(tx.tables.payments));
       const tenant = await configured();

@@ -55,11 +55,11 @@ export function createSettler(options: SettlerOptions) {
     return flight;
   }
 
-  /** Resolves when the payment is leased, while its attempt goes on, or when there is no slot for it. */
-  async function retry(seen: OpenPayment): Promise<void> {
-    if (stopping || flights.has(seen.invocation_id) || (await postponeRestored(options, seen))) return;
+  /** Resolves with whether there was a slot for the payment, once it is leased, while its attempt goes on. */
+  async function retry(seen: OpenPayment): Promise<boolean> {
+    if (stopping || flights.has(seen.invocation_id) || (await postponeRestored(options, seen))) return false;
     const slot = limits.take(seen.tenant, seen.facilitator_url);
-    if (slot === null) return;
+    if (slot === null) return false;
     let attempting = Promise.resolve();
     try {
       const leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
@@ -67,6 +67,7 @@ export function createSettler(options: SettlerOptions) {
     } finally {
       void attempting.then(slot.release);
     }
+    return true;
   }
 
   const pollOnce = () =>
@@ -134,7 +135,7 @@ async function postponeRestored({ store, clock, guard }: SettlerOptions, seen: O
 
 interface DueSearch {
   readonly limits: ReturnType<typeof createSettlementLimits>;
-  retry(seen: OpenPayment): Promise<void>;
+  retry(seen: OpenPayment): Promise<boolean>;
   isOver(): boolean;
   leaseUntil(): number;
 }
@@ -146,15 +147,20 @@ function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOv
   const lastFacilitators = new Map<string, string>();
   let repairedAt = Number.NEGATIVE_INFINITY;
 
+  async function retryAt(at: OpenFacilitator, now: number, room: number): Promise<void> {
+    // The payments that wait there for a slot hold up none at another.
+    if (limits.isFullAt(at.facilitator)) return;
+    const tried = await Promise.all((await dueOf(store.read, at, now, room)).map(retry));
+    // The next search begins after the last tenant that got a slot: those that got none come first.
+    if (tried.includes(true)) lastTenant = at.tenant;
+  }
+
   async function retryOf(tenant: string, found: readonly OpenFacilitator[], now: number): Promise<void> {
     for (const at of found) {
       const room = Math.min(limits.ofTenant(tenant), MAX.facilitatorAttempts);
       if (isOver() || room === 0) return;
       lastFacilitators.set(tenant, at.facilitator);
-      if ((at.due_at ?? 0) > now) continue;
-      lastTenant = tenant;
-      // The payments that wait there for a slot hold up none at another.
-      if (!limits.isFullAt(at.facilitator)) await Promise.all((await dueOf(store.read, at, now, room)).map(retry));
+      if ((at.due_at ?? 0) <= now) await retryAt(at, now, room);
     }
     if (found.length < MAX.backgroundAttempts) lastFacilitators.delete(tenant);
   }
