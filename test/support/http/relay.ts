@@ -24,6 +24,9 @@ export interface Relay {
   stop(): void;
 }
 
+/** Below the ports that systems give to whoever asks for any. */
+const [PORT_MIN, PORTS] = [20_000, 12_000];
+
 interface Leg {
   other?: Socket<Leg>;
   early: Buffer[];
@@ -96,7 +99,16 @@ export function startRelay(targetPort: number): Relay {
         },
       },
     });
-  let listener = listen(0);
+  /** On a port that nobody is given by chance, since it has to be free again after a while in which it refuses. */
+  const listenFirst = (): ReturnType<typeof listen> => {
+    try {
+      return listen(PORT_MIN + Math.floor(Math.random() * PORTS));
+    } catch (error) {
+      if ((error as { code?: unknown }).code !== "EADDRINUSE") throw error;
+      return listenFirst();
+    }
+  };
+  let listener = listenFirst();
   const { port } = listener;
   const cut = () => {
     for (const leg of legs) leg.terminate();
