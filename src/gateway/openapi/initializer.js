@@ -336,6 +336,10 @@ const wrapComponents = {
 /** The highlighter makes an element of each word. */
 const HIGHLIGHTED_LETTERS_MAX = 20_000;
 const SHOWN_LETTERS_MAX = 100_000;
+/** Of these a browser takes seconds to lay out: marks, scripts whose letters change their shape, emoji. */
+const SLOW_LETTER = /[^\0-\u02ff\u0370-\u052f\u2010-\u9fff\uac00-\ud7a3]/;
+const SLOW_LETTERS_MAX = 20_000;
+const shownMax = (text) => (SLOW_LETTER.test(text.slice(0, SHOWN_LETTERS_MAX)) ? SLOW_LETTERS_MAX : SHOWN_LETTERS_MAX);
 const DEPTH_MAX = 100;
 
 const isShallow = (value, levels) =>
@@ -429,15 +433,11 @@ const plainWhereHeavy = {
       if (props.language && length <= HIGHLIGHTED_LETTERS_MAX)
         return element(Highlighter, { ...props, className }, children);
       const Plain = getComponent("PlainTextViewer");
-      if (length <= SHOWN_LETTERS_MAX) return element(Plain, { className }, children);
-      const [shown, all] = [SHOWN_LETTERS_MAX, length].map((count) => count.toLocaleString("en"));
+      const most = shownMax(children ?? "");
+      if (length <= most) return element(Plain, { className }, children);
+      const [shown, all] = [most, length].map((count) => count.toLocaleString("en"));
       const cut = `The first ${shown} of ${all} characters. Download has all of them.`;
-      return element(
-        Fragment,
-        null,
-        element("p", null, cut),
-        element(Plain, { className }, children.slice(0, SHOWN_LETTERS_MAX)),
-      );
+      return element(Fragment, null, element("p", null, cut), element(Plain, { className }, children.slice(0, most)));
     };
     const parts = ["children", "className", "language"];
     return memo(Shown, (before, after) => parts.every((name) => before[name] === after[name]));
@@ -529,11 +529,14 @@ const fetchBytes = async (url, options) => {
 };
 const askForBytes = (request) => (request.loadSpec ? request : Object.assign(request, { userFetch: fetchBytes }));
 
+/** Longer texts are offered as files: a browser has no text of 512 MiB, and needs three times as much memory as their bytes. */
+const TEXT_BYTES_MAX = 32 * 1024 * 1024;
 const TEXT_TYPE = /(?:jsonl?|xml|yaml|text)\b/;
 const CONTROL_CHARACTER = /[^\P{Cc}\s]/u;
 
 /** The text of bytes whose type says that they are text, or that read as text where the type says nothing of it; else null. */
 const textIn = async (bytes) => {
+  if (bytes.size > TEXT_BYTES_MAX) return null;
   if (TEXT_TYPE.test(bytes.type)) return bytes.text();
   if (playerOf(bytes)) return null;
   try {
