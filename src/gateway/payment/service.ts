@@ -139,7 +139,7 @@ export function createPayments(deps: PaymentDeps) {
   }
 
   return {
-    /** @throws Fault `payment_required`, with a challenge if unpaid; `invalid_request`; `unavailable` with too many in flight */
+    /** @throws PaymentRefused, with a challenge if unpaid; Fault `invalid_request`; `unavailable` with too many in flight */
     check: (call: PricedCall) => check(deps, call),
     /** The row of this payment if any caller used it here before; else null. Nothing is verified. */
     presentedIn: (payment: PaymentTexts) => presentedIn(deps, payment),
@@ -148,7 +148,7 @@ export function createPayments(deps: PaymentDeps) {
     /** The payment's row, for the write that stores the call. @param credentialRef the upstream's, which the call will need */
     paymentRow: (charge: Charge, row: AcceptedRow, credentialRef: string | null): PaymentRow =>
       paymentRowOf(deps, charge, row, credentialRef),
-    /** Settles a recorded payment, if there is a facilitator; waits up to `settleWaitMs`. @throws Fault `payment_required` */
+    /** Settles a recorded payment, if there is a facilitator; waits up to `settleWaitMs`. @throws PaymentRefused */
     async settle(payment: PaymentRow): Promise<PaidHeaders> {
       if (!isOpen(payment)) return {};
       void settler.attempt(payment);
@@ -160,7 +160,7 @@ export function createPayments(deps: PaymentDeps) {
         throw error;
       }
     },
-    /** The response headers of an earlier call, after a wait for its settlement. @throws Fault `payment_required` */
+    /** The response headers of an earlier call, after a wait for its settlement. @throws PaymentRefused */
     recall,
     /** Call this in the write that cancels a call: it closes a payment that was not sent yet, so that it never is. */
     cancelled: async (tx: Tx, call: InvocationKey, now: number) => void (await closeIfUnsent(tx, call, now)),
@@ -197,7 +197,7 @@ async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck>
   if (read === null) {
     deps.meters.payment("required");
     const message = "the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE";
-    throw paymentRefused(message, challenge(deps.network, wire, message));
+    throw new PaymentRefused(message, challenge(deps.network, wire, message));
   }
   return paidOrCharged(deps, call, await signedPayment(deps, call, read), wire);
 }
@@ -206,7 +206,7 @@ async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck>
 function refuse({ meters }: PaymentDeps, call: PricedCall, reason: string, message?: string): never {
   meters.payment("refused");
   call.note("payment_problem", reason);
-  throw paymentRefused(message ?? "the payment could not be verified");
+  throw new PaymentRefused(message ?? "the payment could not be verified");
 }
 
 const unixSeconds = (clock: Clock) => Math.floor(clock.now() / 1000);
@@ -293,16 +293,17 @@ const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 /** A payment as presented; one of version 2 names the offer that it answers. */
 type PresentedPayment = Payment & { readonly accepted?: AcceptedTerms };
 
-/**
- * The refusal of a call without a valid payment.
- * @param asked what has to be paid; null when the call had a payment that is invalid or was declined
- * @param told response headers with the outcome of a declined payment
- */
-function paymentRefused(message: string, asked: PaymentChallenge | null = null, told: PaidHeaders = {}): Fault {
-  const body = asked?.version1 ?? { error: message };
-  // The challenge goes out in both versions at once.
-  const headers = asked === null ? told : { "payment-required": encodeBase64(asked.version2) };
-  return new Fault("payment_required", message, { answer: { body, headers } });
+/** Thrown for a call without a valid payment. Each kind of call renders it to its callers in its own way. */
+export class PaymentRefused extends Fault {
+  /** What has to be paid; null when the call had a payment that is invalid or was declined. */
+  readonly challenge: PaymentChallenge | null;
+  /** Response headers with the outcome of a declined payment. */
+  readonly told: PaidHeaders;
+
+  constructor(message: string, challenge: PaymentChallenge | null = null, told: PaidHeaders = {}) {
+    super("payment_required", message);
+    [this.challenge, this.told] = [challenge, told];
+  }
 }
 
 /** What the caller is told, by the reason of the settlement. Each is true of the one payment: another may have landed. */
@@ -317,7 +318,7 @@ const UNKNOWN =
   "it is unknown whether the payment was collected; look on the chain for the payer and nonce before you pay again";
 
 const notSettled = (reason: string, told: PaidHeaders) =>
-  paymentRefused(Object.hasOwn(NOT_SETTLED, reason) ? String(NOT_SETTLED[reason]) : UNKNOWN, null, told);
+  new PaymentRefused(Object.hasOwn(NOT_SETTLED, reason) ? String(NOT_SETTLED[reason]) : UNKNOWN, null, told);
 
 /** The payment headers of a call, unparsed, by version of the protocol. */
 export interface PaymentTexts {
@@ -325,10 +326,19 @@ export interface PaymentTexts {
   readonly v2: string | null;
 }
 
-export function paymentTexts(headers: Headers): PaymentTexts | null {
-  const [v1, v2] = [headers.get("x-payment"), headers.get("payment-signature")];
-  return v1 === null && v2 === null ? null : { v1, v2 };
-}
+/** The payment comes in a header of the request, and a refusal is a 402. */
+export const paidByHeader = {
+  payment(headers: Headers): PaymentTexts | null {
+    const [v1, v2] = [headers.get("x-payment"), headers.get("payment-signature")];
+    return v1 === null && v2 === null ? null : { v1, v2 };
+  },
+  /** The challenge goes out in both versions at once. */
+  refused({ message, challenge, told }: PaymentRefused): Fault {
+    const body = challenge?.version1 ?? { error: message };
+    const headers = challenge === null ? told : { "payment-required": encodeBase64(challenge.version2) };
+    return new Fault("payment_required", message, { answer: { body, headers } });
+  },
+};
 
 /** @throws Fault `invalid_request` when the call has payments of both versions */
 function readPayment(network: Network, { v1, v2 }: PaymentTexts): Parsed<PresentedPayment> {
@@ -337,7 +347,7 @@ function readPayment(network: Network, { v1, v2 }: PaymentTexts): Parsed<Present
   throw new Fault("invalid_request", "X-PAYMENT: can't be sent together with PAYMENT-SIGNATURE");
 }
 
-/** The payment with its signature verified and in canonical form. @throws Fault `payment_required` */
+/** The payment with its signature verified and in canonical form. @throws PaymentRefused */
 async function signedPayment(deps: PaymentDeps, call: PricedCall, read: Parsed<PresentedPayment>) {
   if (!read.ok) return refuse(deps, call, read.reason, "the payment could not be read");
   const signature = canonicalSignature(read.value.signature);

@@ -15,7 +15,7 @@ import { findInvocation } from "../invocations/history.ts";
 import { findByIdempotencyKey, findKey, type Idempotency } from "../invocations/idempotency.ts";
 import type { LostCommits } from "../invocations/lost-commits.ts";
 import type { InvocationRow } from "../invocations/service.ts";
-import { type Payments, type PricedCall, paymentTexts } from "../payment/service.ts";
+import { PaymentRefused, type Payments, type PaymentTexts, type PricedCall } from "../payment/service.ts";
 import type { DecisionRow } from "../policy/decisions.ts";
 import type { PolicyCall, PolicyService } from "../policy/service.ts";
 import { idempotencyKey, serviceModel } from "../upstream/headers.ts";
@@ -54,6 +54,9 @@ export interface CallKind<P extends ParsedRequest> {
   parse(agent: InvocableAgent, body: CallBody, call: ProxyCall): Promise<P>;
   /** Parses the body of a call that was accepted before. Such a call is not judged again, so no body is refused. */
   parseAny(body: CallBody, call: ProxyCall): Promise<P>;
+  /** The call's payment headers; null when it has none. */
+  payment(headers: Headers): PaymentTexts | null;
+  refused(refusal: PaymentRefused): Fault;
 }
 
 export interface CheckedCall<P extends ParsedRequest> {
@@ -83,7 +86,7 @@ const AGENT_CHANGES_MAX = 5;
 /** @throws Fault of every kind that the order of checks names; `unavailable` when the agent keeps changing */
 export async function gatherCall<P extends ParsedRequest>(options: CallOptions, call: ProxyCall, kind: CallKind<P>) {
   const { caller, agentId, headers } = call;
-  const known = new KnownCall<P>(agentId, headers, options.pseudonym, paymentTexts(headers));
+  const known = new KnownCall<P>(agentId, headers, options.pseudonym, kind.payment(headers));
   const gathering: Gathering = { options, call, kind, known: known as KnownCall, idempotency: null, keepAlive: null };
   let changes = 0;
   try {
@@ -275,11 +278,20 @@ async function checkedPayment({ options, call, kind, known }: Gathering): Promis
   const called = { tenant, caller: user, agent_id: agent.id, host: headers.get("host") ?? "", path, price, body };
   const priced: PricedCall = { ...called, payment: known.presentedPayment, note };
   for (;;) {
-    const checked = await options.payments.check(priced);
+    const checked = await shownBy(kind, options.payments.check(priced));
     if (checked.kind === "charge") return { charge: checked.charge, priced };
     if (checked.kind === "free") return null;
     known.earlierId = await unlessRefused(options, tenant, checked.invocation_id);
     if (known.earlierId !== null) return undefined;
+  }
+}
+
+/** Waits for work on a payment and reports its refusal in the form of this kind of call. @throws Fault */
+export async function shownBy<T>({ refused }: Pick<CallKind<ParsedRequest>, "refused">, work: Promise<T>): Promise<T> {
+  try {
+    return await work;
+  } catch (error) {
+    throw error instanceof PaymentRefused ? refused(error) : error;
   }
 }
 

@@ -17,9 +17,9 @@ import type { Scheduler } from "../executor/scheduler.ts";
 import { type CompletionWaiters, findInvocation } from "../invocations/history.ts";
 import { pollAnswer } from "../invocations/routes.ts";
 import { abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
-import type { PaidHeaders } from "../payment/service.ts";
+import { type PaidHeaders, paidByHeader } from "../payment/service.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
-import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall } from "./gather.ts";
+import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { acceptedOf, otherPathFault, record } from "./record.ts";
@@ -65,6 +65,7 @@ class BodyHold {
 }
 
 const POLLED: CallKind<ParsedRequest> = {
+  ...paidByHeader,
   suffix: "",
   plain: PLAIN,
   parse,
@@ -100,7 +101,8 @@ async function admitCall(options: ProxyRoutesOptions, request: Request, scope: S
     note("invocation_id", id);
     responseHeaders["x-service-invocation-id"] = id;
     responseHeaders["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
-    if (stored.payment !== null) Object.assign(responseHeaders, await options.payments.settle(stored.payment));
+    if (stored.payment !== null)
+      Object.assign(responseHeaders, await shownBy(POLLED, options.payments.settle(stored.payment)));
     else if (!stored.isNew) Object.assign(responseHeaders, await recall(options, caller.tenant, id));
     if (stored.isNew) options.meters.accepted();
     if (checked.warning !== null) responseHeaders["x-service-policy-warning"] = checked.warning;
@@ -146,7 +148,7 @@ async function acceptNew(options: ProxyRoutesOptions, call: ProxyCall, checked: 
 async function recall({ store, payments }: ProxyRoutesOptions, tenant: string, id: string): Promise<PaidHeaders> {
   const { mode } = await findInvocation(store.read, tenant, id);
   if (mode === "streaming") throw otherPathFault(id);
-  return payments.recall(tenant, id);
+  return shownBy(POLLED, payments.recall(tenant, id));
 }
 
 /** Serves POST /v1/proxy/:id past the router, unless its path is spelled in an unusual way. */

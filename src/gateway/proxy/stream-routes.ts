@@ -17,12 +17,12 @@ import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
-import type { PaidHeaders } from "../payment/service.ts";
+import { type PaidHeaders, paidByHeader } from "../payment/service.ts";
 import { leadsBack } from "../streaming/response.ts";
 import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
 import { mcpVersion, passedToStream, passesEchoedHeaders } from "../upstream/headers.ts";
 import type { Claims } from "../upstream/ownership.ts";
-import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall } from "./gather.ts";
+import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { loopProblem, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
 import { acceptedOf, otherPathFault, record, recordedFault, withId } from "./record.ts";
@@ -279,7 +279,7 @@ async function openNew(admitted: AdmittedCall, permit: StreamPermit): Promise<Op
   if (settlement_status === "pending") {
     const { isNew, payment, ...stored } = await record(options, checked, accepted, null);
     if (payment === null || !isNew) return resume(admitted, stored.id, permit);
-    const paid = await withId(id, payments.settle(payment));
+    const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
     return claimPending(admitted, key, paid, permit);
   }
   let storedId = id;
@@ -352,7 +352,7 @@ async function claimPending(call: AdmittedCall, key: InvocationKey, paid: PaidHe
 }
 
 const recalled = ({ payments }: AdmitStreamOptions, { tenant, id }: InvocationKey) =>
-  withId(id, payments.recall(tenant, id));
+  withId(id, shownBy(STREAMED, payments.recall(tenant, id)));
 
 /** @throws Fault `unavailable` when the caller has gone, or has waited for the store too long; the claim may be stored then */
 async function claimAs({ options, call: { signal } }: AdmittedCall, key: InvocationKey, token: string) {
@@ -443,6 +443,7 @@ interface ParsedStreamRequest extends ParsedRequest {
 }
 
 const STREAMED: CallKind<ParsedStreamRequest> = {
+  ...paidByHeader,
   suffix: "/stream",
   plain: { ...PLAIN, listsTools: false },
   parse,
