@@ -87,7 +87,10 @@ test("a gateway that stands still keeps nobody from its tokens, and takes no mor
       process.kill(first.pid, "SIGCONT");
     }
   }
-  expect(statuses(await Promise.all([...atFirst, ...atSecond]))).toEqual({ 202: 300, 429: 200 });
+  // A call that waits behind a transaction of the gateway that stands still is told so after nine seconds, with its token taken.
+  const { 202: made = 0, 503: late = 0, ...others } = statuses(await Promise.all([...atFirst, ...atSecond]));
+  expect([made + late, others]).toEqual([300, { 429: 200 }]);
+  expect(late).toBeLessThan(100);
 });
 
 test.concurrent("two gateways let in what one bucket holds, and a PATCH fills it once for both", async () => {
