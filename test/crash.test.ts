@@ -169,10 +169,13 @@ eachDatabase((database) => {
 
   test.concurrent(`killed twice in ${CALLS} calls, it has one receipt of each, in one unbroken chain`, async () => {
     let reached = 0;
-    let killAt = Promise.withResolvers<void>();
+    /** By the number of calls that have come, or more: when a kill takes effect, the number of the next one may have passed. */
+    const killsAt = Array.from({ length: KILLS }, (_, kill) => {
+      return { count: Math.ceil((CALLS * (kill + 1)) / (KILLS + 1)), come: Promise.withResolvers<void>() };
+    });
     const upstream = startUpstream(async (request) => {
       reached += 1;
-      if (reached % Math.ceil(CALLS / (KILLS + 1)) === 0) killAt.resolve();
+      for (const { count, come } of killsAt) if (reached >= count) come.resolve();
       return Response.json({ echo: await request.json() });
     });
     await using gateway = await startGateway({ database });
@@ -185,10 +188,9 @@ eachDatabase((database) => {
       const { id: agent } = (await created.json()) as { id: string };
       const accepted = new Set<string>();
       let left = Array.from({ length: CALLS }, (_, n) => n);
-      for (let kill = 1; kill <= KILLS; kill++) {
-        killAt = Promise.withResolvers();
+      for (const { come } of killsAt) {
         const calling = callAll(await clientOf(gateway), agent, left, accepted);
-        await killAt.promise;
+        await come.promise;
         await gateway.kill9();
         left = await calling;
         await gateway.restart();
