@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { connect } from "node:tls";
 import type { Address, Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
+import { runPki } from "../../../src/cli/pki.ts";
 import { type Environment, type Finished, runCommand, startService, temporaryRoot } from "../gateway/process.ts";
 import type { TestChain } from "./chain.ts";
 
@@ -122,17 +123,15 @@ export async function startFacilitator(
   };
   const surroundings = { cwd, ...(program && { program }) };
   const run = (...args: readonly string[]) => runCommand(args, { ...surroundings, env: environment });
-  const must = async (...args: readonly string[]) => {
-    const { code, stderr } = await run(...args);
-    if (code !== 0) throw new Error(`tollgate ${args.join(" ")} ended with ${code}: ${stderr}`);
-  };
+  // The certificates are made as by `tollgate pki`, in this process: a process for each takes several times as long.
   const addAccount = async (name: string, options: AccountOptions = {}): Promise<Client> => {
-    await must("pki", "client", "--dir", pki, "--name", name);
+    await runPki({ dir: pki, wanted: { kind: "client", name } });
     const limits = [
       ["--max-per-transaction", options.maxPerTransaction] as const,
       ["--daily-ceiling", options.dailyCeiling] as const,
     ].flatMap(([flag, limit]) => (limit === undefined ? [] : [flag, `${limit}`]));
-    await must("account", "add", name, "--cert", join(pki, `${name}.crt`), ...limits);
+    const { code, stderr } = await run("account", "add", name, "--cert", join(pki, `${name}.crt`), ...limits);
+    if (code !== 0) throw new Error(`tollgate account add ${name} ended with ${code}: ${stderr}`);
     const read = (file: string) => readFileSync(join(pki, file), "utf8");
     const [cert, key, bundle] = [read(`${name}.crt`), read(`${name}.key`), read(`${name}.pem`)];
     return { name, cert, key, bundle, ca: read("ca.crt") };
@@ -145,8 +144,8 @@ export async function startFacilitator(
     return { url: listening.url, openUrl: listening.open_url ?? "", pid, end };
   };
   const found = async () => {
-    await must("pki", "init", "--dir", pki);
-    await must("pki", "server", "--dir", pki, "--host", "127.0.0.1");
+    await runPki({ dir: pki, wanted: { kind: "ca" } });
+    await runPki({ dir: pki, wanted: { kind: "server", hosts: ["127.0.0.1"] } });
     return addAccount("gateway");
   };
   const client = beside?.client ?? (await found());

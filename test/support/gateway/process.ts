@@ -2,6 +2,7 @@
 // told to end or killed. Whatever happens to the test process, what it started and its directories go with it.
 import { mkdtempSync } from "node:fs";
 import { join } from "node:path";
+import { type Config, loadConfig } from "../../../src/config.ts";
 import { endsWithin } from "../../../src/kernel/wait.ts";
 import { temporaryPlace } from "../temporary.ts";
 import { tollgateBinary } from "./binary.ts";
@@ -39,6 +40,13 @@ export async function runCommand(args: readonly string[], surroundings: Surround
   const reading = [readText(child.stdout, (text) => out.push(text)), readText(child.stderr, (text) => err.push(text))];
   const code = await ended(child, reading);
   return { code, stdout: out.join(""), stderr: err.join("") };
+}
+
+/** What a command of the binary would be configured with. */
+export function configOf(purpose: Parameters<typeof loadConfig>[0], env: Environment): Config {
+  const { config, problems } = loadConfig(purpose, new Map(), env, false);
+  if (config === null) throw new Error(problems.join("; "));
+  return config;
 }
 
 /**
