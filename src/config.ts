@@ -1,7 +1,6 @@
 // The configuration, and the only reader of the process environment. Everything is checked before anything starts, so that an
 // operator sees all problems at once. A variable's text comes from its flag, from the environment, or, for secrets, from the
 // file that NAME_FILE names. Values are parsed by the table in config/variables.ts, and put at the paths that it names.
-
 import { statSync } from "node:fs";
 import { resolve } from "node:path";
 import { readTlsFiles, validityWarnings } from "./config/pem.ts";
@@ -29,7 +28,6 @@ export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "resto
 /**
  * The configuration of a command, from variables and the files that they name. Variables of the other service are ignored, so that
  * both services may be started with one environment.
- *
  * @param flags by name, without dashes; flags that override no variable are the command's own
  * @returns null as the configuration when there are problems, each of which names a variable, file or flag, and what it must be;
  * `unread` warns of each `TOLLGATE_` variable that is set but that nothing reads
@@ -239,9 +237,8 @@ function fromFile(source: string, path: string) {
 }
 
 /** The path if the file can be read again; null for a pipe (/dev/fd/3), whose content is gone after the first reading. */
-function renewedFile(path: string | undefined): string | null {
-  return path && statSync(path, { throwIfNoEntry: false })?.isFile() ? path : null;
-}
+const renewedFile = (path: string | undefined): string | null =>
+  path && statSync(path, { throwIfNoEntry: false })?.isFile() ? path : null;
 
 const ENV_LINE = /^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$/;
 const ENV_LINES_TOLD = 10;
@@ -252,7 +249,6 @@ const MUST_BE_QUOTED = "NAME=value with one quote at each end of the value, or w
  * The environment, and under it the variables of a file: one `NAME=value` a line, whose value may stand in quotes; lines that begin
  * with `#` and empty lines are skipped. What the environment sets goes before the file, also where one of the two names a
  * secret and the other its file.
- *
  * @returns problems that name the file and the line, and never show the line, since it may hold a secret; `located` adds file
  * and line to a problem that begins with the name of a variable, if the file has set it
  */
@@ -293,9 +289,8 @@ export function withEnvFile(environment: Environment, path: string | undefined) 
 }
 
 /** The variable that would set the same secret: itself or its file. */
-function otherSource(name: string): string {
-  return name.endsWith("_FILE") ? name.slice(0, -"_FILE".length) : `${name}_FILE`;
-}
+const otherSource = (name: string): string =>
+  name.endsWith("_FILE") ? name.slice(0, -"_FILE".length) : `${name}_FILE`;
 
 const commentHint = (written: string) => (/\s#/.test(written) ? ": a comment needs a line of its own" : "");
 

@@ -27,9 +27,7 @@ async function refuse({ command }: CommandLine, problems: readonly string[]): Pr
   );
 }
 
-function isService(command: string | null): boolean {
-  return command === "" || command === "serve";
-}
+const isService = (command: string | null): boolean => command === "" || command === "serve";
 
 /** Prints the one document that stands on standard output with --json. */
 function printDocument(document: object): Promise<void> {

@@ -94,7 +94,6 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
       isSignedByContract(rpc, authorization, signature),
     /**
      * The transaction count (next nonce) of the address at this block, or including the pool's transactions ("pending").
-     *
      * @param least expected count: a lower one is believed only when no node reports more
      * @param most highest known count: a higher one is believed only as far as all nodes report it
      */

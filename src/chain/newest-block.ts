@@ -125,7 +125,6 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
  * The heads of the nodes of our chain, and a judge of blocks against them. A block is wrong when it is far above, or later
  * than, the heads that fit the clock. The median of these heads and of the known block decides, so that a single wrong node
  * can't. Where no head fits the clock, the clock is wrong. A suspect head makes every node's chain ID be checked again.
- *
  * @param isUnknown no node has answered for some block: then a head that no node answers for is wrong too
  */
 async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock, isUnknown: boolean) {

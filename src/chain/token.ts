@@ -52,7 +52,6 @@ export const AUTHORIZATION_CANCELED = viem.toEventSelector("AuthorizationCancele
 /**
  * The call data of the transfer. Both forms of the call take the signature of a contract wallet too, which must
  * arrive as it is; the one with v, r and s costs 412 gas less (measured), and takes 65 bytes only.
- *
  * @param signature canonical where it is the payer's own, as settle/outcome.ts makes it: the token refuses v 0 and 1
  */
 export function transferData(authorization: Authorization, signature: Hex): Hex {

@@ -1,6 +1,5 @@
 // `tollgate account`: lists and changes the accounts that may have payments settled by the facilitator. The command works on
 // the database alone; a running facilitator applies each change from its next request on.
-
 import { X509Certificate } from "node:crypto";
 import { certificateFile } from "../config/pem.ts";
 import { amount, valueProblem } from "../config/values.ts";
@@ -39,9 +38,8 @@ export async function account(line: CommandLine): Promise<CommandOutcome> {
 }
 
 /** Does what `tollgate account add` does; for the demo. */
-export function addNewAccount(config: DataLocation, account: accounts.NewAccount, log: Log): Promise<string> {
-  return withAccounts(config, log, (store) => add(store, account));
-}
+export const addNewAccount = (config: DataLocation, account: accounts.NewAccount, log: Log): Promise<string> =>
+  withAccounts(config, log, (store) => add(store, account));
 
 /** The work of the command, which resolves with what to print. */
 function workOf(line: CommandLine): (store: Store) => Promise<CommandOutcome> {

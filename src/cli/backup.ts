@@ -1,6 +1,5 @@
 // The commands for a database as a whole: `tollgate migrate`, `tollgate backup` and `tollgate restore`. A Postgres database is
 // backed up and restored with its own tools. How the services handle a restore is in src/storage/restoration.ts.
-
 import { copyFileSync, existsSync, rmSync, statSync } from "node:fs";
 import { join, resolve } from "node:path";
 import type { Config } from "../config.ts";

@@ -123,14 +123,11 @@ export function readCommandLine(words: readonly string[], commands: Commands, se
 }
 
 /** The commands of two words that begin with this one. */
-function subcommands(first: string, commands: Commands): readonly string[] {
-  return Object.keys(commands).filter((name) => name.startsWith(`${first} `));
-}
+const subcommands = (first: string, commands: Commands): readonly string[] =>
+  Object.keys(commands).filter((name) => name.startsWith(`${first} `));
 
 /** Whether commands of two words begin with this one. */
-export function isGroup(first: string, commands: Commands): boolean {
-  return subcommands(first, commands).length > 0;
-}
+export const isGroup = (first: string, commands: Commands): boolean => subcommands(first, commands).length > 0;
 
 /** Why the words are no command; the first may also be meant as a flag of the service. */
 function firstWordProblem(first: string, second: string, commands: Commands, { forms }: CliCommand): string {
@@ -171,9 +168,7 @@ export function commandProblem(first: string, second: string, commands: readonly
   return problem.endsWith("?") ? problem : `${problem}; ${hint}`;
 }
 
-function isName(word: string): boolean {
-  return word !== "" && !word.startsWith("-");
-}
+const isName = (word: string): boolean => word !== "" && !word.startsWith("-");
 
 function asked(command: string | null, problems: string[]): CommandLine {
   return { command, words: [], flags: new Map(), lists: new Map(), problems };
@@ -303,11 +298,8 @@ function pairs(words: readonly string[], { isBare, valueForm }: Grammar): Pair[]
   return found;
 }
 
-function unknown(word: string, problem: string, known: readonly string[], meant = suggest(word, known)): string {
-  return `${shownWord(word)} ${problem}${meant === null ? "" : `; did you mean ${meant}?`}`;
-}
+const unknown = (word: string, problem: string, known: readonly string[], meant = suggest(word, known)): string =>
+  `${shownWord(word)} ${problem}${meant === null ? "" : `; did you mean ${meant}?`}`;
 
 /** The word as one short line without control characters, whatever was typed. */
-export function shownWord(word: string): string {
-  return JSON.stringify(word.slice(0, 40)).slice(1, -1);
-}
+export const shownWord = (word: string): string => JSON.stringify(word.slice(0, 40)).slice(1, -1);

@@ -52,9 +52,7 @@ export async function runDemo(named: string | null, network: Network, log: OpenL
 }
 
 /** Whether the message of the error says enough; other errors are logged with their stack. */
-function isExpected(error: unknown): error is Error {
-  return error instanceof DemoProblem || error instanceof StartupProblem;
-}
+const isExpected = (error: unknown): error is Error => error instanceof DemoProblem || error instanceof StartupProblem;
 
 /** @throws DemoProblem when the chain ends; the error of the step that fails */
 async function play(anvil: ReturnType<typeof findAnvil>, demo: DemoRun): Promise<never> {

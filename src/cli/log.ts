@@ -134,9 +134,8 @@ function isPlain(fields: LogFields): boolean {
   return true;
 }
 
-function bounded(fields: LogFields): object {
-  return Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, jsonValue(value)]));
-}
+const bounded = (fields: LogFields): object =>
+  Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, jsonValue(value)]));
 
 /** A value of bounded length that JSON.stringify formats rightly, or leaves out: undefined, functions and symbols. */
 function jsonValue(value: unknown): unknown {
@@ -152,9 +151,8 @@ function jsonValue(value: unknown): unknown {
   }
 }
 
-function cut(value: string): string {
-  return value.length > VALUE_CHARACTERS_MAX ? `${value.slice(0, VALUE_CHARACTERS_MAX)}…` : value;
-}
+const cut = (value: string): string =>
+  value.length > VALUE_CHARACTERS_MAX ? `${value.slice(0, VALUE_CHARACTERS_MAX)}…` : value;
 
 function describe(error: Error) {
   const causes: string[] = [];

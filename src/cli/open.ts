@@ -56,9 +56,8 @@ export function prepareMasterKeys(config: DataLocation & Pick<Config, "masterKey
 }
 
 /** Whether there is no database yet, so that opening it would create one. */
-export function lacksDatabase({ databaseUrl, dataDir }: DataLocation): boolean {
-  return databaseUrl === null && !existsSync(join(dataDir, DATABASE_FILE));
-}
+export const lacksDatabase = ({ databaseUrl, dataDir }: DataLocation): boolean =>
+  databaseUrl === null && !existsSync(join(dataDir, DATABASE_FILE));
 
 /**
  * Makes sure that a first start can listen, before it makes a database and a key that a refused start would leave behind.

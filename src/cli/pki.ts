@@ -180,9 +180,8 @@ export function issueServer(ca: CertifiedKey, hosts: readonly string[], now: num
   return issue(ca, "tollgate server", extensions, now);
 }
 
-export function issueClient(ca: CertifiedKey, name: string, now: number): Promise<CertifiedKey> {
-  return issue(ca, name, [new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.clientAuth])], now);
-}
+export const issueClient = (ca: CertifiedKey, name: string, now: number): Promise<CertifiedKey> =>
+  issue(ca, name, [new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.clientAuth])], now);
 
 /** @param ca null to issue a root, which signs itself */
 async function issue(

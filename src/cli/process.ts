@@ -1,7 +1,6 @@
 // How a service handles signals, uncaught errors, and a main loop that is stuck. A process with a stuck main loop answers
 // nothing, ignores signals and keeps its leases, and no process manager notices. So a watchdog thread kills the process then;
 // this file is the entry point of that thread too.
-
 import type { LogLevel } from "../core/log.ts";
 import { systemClock } from "../core/time.ts";
 import { type OpenLog, openLog } from "./log.ts";

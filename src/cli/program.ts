@@ -25,9 +25,8 @@ function shorter(path: string): string {
 }
 
 /** Quotes a word for a POSIX shell. */
-export function quoted(word: string): string {
-  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
-}
+export const quoted = (word: string): string =>
+  /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 
 /** Printed once, in addition to the log, when the master key has just been generated. @param url without a slash at its end */
 export function welcomeText({ dataDir, identity }: Pick<Config, "dataDir" | "identity">, url: string): string {

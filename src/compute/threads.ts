@@ -10,6 +10,5 @@ function spawnThread(): Worker {
 }
 
 /** Gives the calling thread a pool of at most `threads` threads. Returns a function that closes the pool. */
-export function startComputeThreads(log: Pick<Log, "debug" | "error">, threads?: number): () => void {
-  return startCompute({ log, spawn: spawnThread, ...(threads !== undefined && { threads }) });
-}
+export const startComputeThreads = (log: Pick<Log, "debug" | "error">, threads?: number): (() => void) =>
+  startCompute({ log, spawn: spawnThread, ...(threads !== undefined && { threads }) });

@@ -20,9 +20,8 @@ function whyNot(path: string, isFlag: boolean, whyNotText: (text: string) => str
   }
 }
 
-function pem(certificates: readonly X509Certificate[]): string | undefined {
-  return certificates.length === 0 ? undefined : certificates.map((each) => each.toString()).join("");
-}
+const pem = (certificates: readonly X509Certificate[]): string | undefined =>
+  certificates.length === 0 ? undefined : certificates.map((each) => each.toString()).join("");
 
 /** A kind of value that names a PEM file. `parse` reads the file; `read` takes its text, for when the file is reread. */
 export function pemFile(
@@ -58,9 +57,8 @@ export const privateKeyFile = pemFile(
 );
 
 /** Whether the key belongs to the first certificate. Both are PEM that has been parsed before. */
-export function isKeyOf(key: string, certificates: string): boolean {
-  return new X509Certificate(certificates).checkPrivateKey(createPrivateKey(key));
-}
+export const isKeyOf = (key: string, certificates: string): boolean =>
+  new X509Certificate(certificates).checkPrivateKey(createPrivateKey(key));
 
 /** How long before its expiry a certificate is warned of: enough time to issue a new one. */
 export const EXPIRY_WARNING_MS = 14 * 86_400_000;

@@ -49,9 +49,8 @@ const PIPE_MS_MAX = 10_000;
  * The text of a file that an operator has named, or what comes through a pipe (a secret passed as /dev/fd/3) to its end. A device is
  * refused, since some never end, and so is a pipe that nobody writes to. @throws an error for `fileProblem`
  */
-export function readTextFile(path: string, bytesMax = FILE_BYTES_MAX): string {
-  return readBytesFile(path, bytesMax).toString("utf8");
-}
+export const readTextFile = (path: string, bytesMax = FILE_BYTES_MAX): string =>
+  readBytesFile(path, bytesMax).toString("utf8");
 
 /** As `readTextFile`, without decoding. */
 export function readBytesFile(path: string, bytesMax: number): Buffer {
@@ -364,9 +363,7 @@ function parsePrivateKey(text: string): Hex | undefined {
   return scalar > 0n && scalar < SECP256K1_ORDER ? `0x${digits}` : undefined;
 }
 
-function listed(text: string): readonly string[] {
-  return text.split(",").flatMap((entry) => entry.trim() || []);
-}
+const listed = (text: string): readonly string[] => text.split(",").flatMap((entry) => entry.trim() || []);
 
 /** Undefined when there are more than `most` entries, or one of them is not valid. */
 function parsedEntries<T>(text: string, most: number, parse: (entry: string) => T | undefined) {

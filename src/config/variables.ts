@@ -1,6 +1,5 @@
 // The table of all variables, grouped by who reads them: both services, one of them, the demo, or `tollgate call`. The manual's page on
 // configuration says what each means; `--help` prints that page, and a test compares it with this table.
-
 import { availableParallelism } from "node:os";
 import { LOG_LEVELS } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";

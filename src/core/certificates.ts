@@ -8,13 +8,11 @@ const BROKEN_OFF = /-----BEGIN CERTIFICATE|(^|\n)-{1,5}[A-Z ]*$/;
 const SERVER_AUTH = "1.3.6.1.5.5.7.3.1";
 
 /** Whether the certificate is for servers alone, so that no server takes it from a client. */
-export function isServerOnly({ keyUsage }: X509Certificate): boolean {
-  return keyUsage?.length === 1 && keyUsage[0] === SERVER_AUTH;
-}
+export const isServerOnly = ({ keyUsage }: X509Certificate): boolean =>
+  keyUsage?.length === 1 && keyUsage[0] === SERVER_AUTH;
 
 /**
  * The certificates in the order of the text; anything between them is skipped.
- *
  * @throws TypeError when a certificate is incomplete; also the parser's own errors, whose message may quote the text
  */
 export function parseCertificates(text: string): X509Certificate[] {

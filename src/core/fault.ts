@@ -1,6 +1,5 @@
 // The one error type for expected refusals: a kind from a closed list, a message that is safe for callers, and a cause that
 // only the log sees. Kinds are named after conditions of the interface; http/responses.ts maps each kind to its status.
-
 import { isId } from "./id.ts";
 
 export type FaultKind =
@@ -68,14 +67,12 @@ export function shownField(field: string): string {
   return `${field.slice(0, FIELD_CHARACTERS_MAX).toWellFormed()}…`;
 }
 
-export function invalidField(field: string, problem: string): Fault {
-  return new Fault("invalid_request", `${shownField(field)}: ${problem}`);
-}
+export const invalidField = (field: string, problem: string): Fault =>
+  new Fault("invalid_request", `${shownField(field)}: ${problem}`);
 
 /** @param where what other than the route restricts the methods, such as ` for the agent's protocol` */
-export function methodNotAllowed(allow: readonly string[], where = ""): Fault {
-  return new Fault("method_not_allowed", `method not allowed${where} (use ${allow.join(", ")})`, { allow });
-}
+export const methodNotAllowed = (allow: readonly string[], where = ""): Fault =>
+  new Fault("method_not_allowed", `method not allowed${where} (use ${allow.join(", ")})`, { allow });
 
 const RESOURCES = { agt: "agent", cred: "credential", inv: "invocation" } as const;
 
@@ -104,11 +101,9 @@ export function errorCode(error: unknown): string | null {
 }
 
 /** The code or the class of an error, for where its message may show anything. */
-export function errorName(error: unknown): string {
-  return errorCode(error) ?? (error instanceof Error ? error.name : "unknown");
-}
+export const errorName = (error: unknown): string =>
+  errorCode(error) ?? (error instanceof Error ? error.name : "unknown");
 
 /** A Fault for a tenant that has reached a quota. Waiting does not help, so there is no Retry-After. */
-export function overQuota(max: number, what: string): Fault {
-  return new Fault("over_limit", `a tenant may have at most ${max} ${what}`);
-}
+export const overQuota = (max: number, what: string): Fault =>
+  new Fault("over_limit", `a tenant may have at most ${max} ${what}`);

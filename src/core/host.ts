@@ -59,9 +59,8 @@ function contains(range: AddressRange, address: Address): boolean {
   return true;
 }
 
-function inAny(ranges: readonly AddressRange[], address: Address): boolean {
-  return ranges.some((range) => contains(range, address));
-}
+const inAny = (ranges: readonly AddressRange[], address: Address): boolean =>
+  ranges.some((range) => contains(range, address));
 
 /** @param lists with blanks between the ranges */
 function parseRanges(...lists: string[]): AddressRange[] {
@@ -91,9 +90,7 @@ function embeddedV4(address: Address): Address | null {
 }
 
 /** The IPv4 address of an IPv4-mapped one, which the kernel dials as that IPv4 address; other addresses as they are. */
-function unmapped(address: Address): Address {
-  return inAny(MAPPED, address) ? address.slice(12) : address;
-}
+const unmapped = (address: Address): Address => (inAny(MAPPED, address) ? address.slice(12) : address);
 
 export interface HostList {
   readonly names: ReadonlySet<string>;
@@ -101,14 +98,11 @@ export interface HostList {
 }
 
 /** The name in lower case, without the trailing dots that only mark it as absolute. */
-function bareName(hostname: string): string {
-  return hostname.toLowerCase().replace(/\.+$/, "");
-}
+const bareName = (hostname: string): string => hostname.toLowerCase().replace(/\.+$/, "");
 
 /** Whether the text has the lengths of a DNS name (RFC 1035 section 2.3.4), which bounds what reaches the resolver. */
-function isName(name: string): boolean {
-  return name.length <= 253 && name.split(".").every((label) => label.length > 0 && label.length <= 63);
-}
+const isName = (name: string): boolean =>
+  name.length <= 253 && name.split(".").every((label) => label.length > 0 && label.length <= 63);
 
 /** The address that a URL's host spells out, or null when the host is a name. */
 export function literalAddress(hostname: string): string | null {
@@ -166,9 +160,7 @@ const BAD_PORTS: ReadonlySet<number> = new Set([
 ]);
 
 /** @param port as in a URL: empty for the scheme's default */
-export function isBadPort(port: string): boolean {
-  return port !== "" && BAD_PORTS.has(Number(port));
-}
+export const isBadPort = (port: string): boolean => port !== "" && BAD_PORTS.has(Number(port));
 
 // A URL is judged when it is stored, for a clear and early error. The protection is the second check, at dial time.
 
@@ -226,21 +218,15 @@ function reached(address: Address): Address[] {
   return carried === null ? [address] : [unmapped(address), carried];
 }
 
-function isDeniedAddress(address: Address, { deny }: HostRules): boolean {
-  return reached(address).some((each) => inAny(deny.ranges, each));
-}
+const isDeniedAddress = (address: Address, { deny }: HostRules): boolean =>
+  reached(address).some((each) => inAny(deny.ranges, each));
 
-function isExemptAddress(address: Address, { allow }: HostRules): boolean {
-  return inAny(allow.ranges, unmapped(address));
-}
+const isExemptAddress = (address: Address, { allow }: HostRules): boolean => inAny(allow.ranges, unmapped(address));
 
-function isOwn(address: Address, { own }: HostRules): boolean {
-  return reached(address).some((each) => own().some((mine) => Buffer.compare(mine, each) === 0));
-}
+const isOwn = (address: Address, { own }: HostRules): boolean =>
+  reached(address).some((each) => own().some((mine) => Buffer.compare(mine, each) === 0));
 
-export function isDeniedName(hostname: string, { deny }: HostRules): boolean {
-  return deny.names.has(bareName(hostname));
-}
+export const isDeniedName = (hostname: string, { deny }: HostRules): boolean => deny.names.has(bareName(hostname));
 
 /** Whether this address of the host is exempt from the built-in rules. */
 export function isExempt(hostname: string, text: string, rules: HostRules): boolean {
@@ -365,6 +351,4 @@ export function isAllowedUrl(url: string, hosts: readonly string[]): boolean {
 }
 
 /** Whether a host, as URLs spell it, is this machine, so that what plain HTTP carries to it does not leave the machine. */
-export function isLoopback(hostname: string): boolean {
-  return /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(hostname);
-}
+export const isLoopback = (hostname: string): boolean => /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(hostname);

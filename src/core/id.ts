@@ -1,7 +1,6 @@
 // Identifiers: `<prefix>_<uuidv7>` (RFC 9562). The first 48 bits are the creation time, so the order of IDs is the order of
 // creation, and a time window over records is a range of IDs.
 // One per thread, since the counter must rise whichever module asks for an ID.
-
 export type IdPrefix = "agt" | "cred" | "fac" | "inv" | "pdec" | "rcpt" | "rep";
 
 /** Low bits of the counter that orders IDs within a millisecond (RFC 9562, section 6.2, method 1). */
@@ -43,13 +42,10 @@ function timeText(time: number): string {
 const UUID_V7 = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}";
 const WHOLE_UUID = new RegExp(`^${UUID_V7}$`);
 
-export function isId(prefix: IdPrefix, value: string): boolean {
-  return value.startsWith(`${prefix}_`) && WHOLE_UUID.test(value.slice(prefix.length + 1));
-}
+export const isId = (prefix: IdPrefix, value: string): boolean =>
+  value.startsWith(`${prefix}_`) && WHOLE_UUID.test(value.slice(prefix.length + 1));
 
-export function idPattern(prefix: IdPrefix): string {
-  return `^${prefix}_${UUID_V7}$`;
-}
+export const idPattern = (prefix: IdPrefix): string => `^${prefix}_${UUID_V7}$`;
 
 /** The last time that `idTime` parsed, and its text in the ID. */
 let [lastTimeText, lastTime] = ["-", Number.NaN];
@@ -68,6 +64,5 @@ export function idTime(id: string): number {
 const MAX_TIME = 0xffff_ffff_ffff;
 
 /** The lowest string that an ID made at `time` (milliseconds) or later can have: an inclusive lower bound. */
-export function idFloor(prefix: IdPrefix, time: number): string {
-  return `${prefix}_${timeText(Math.min(Math.max(Math.trunc(time), 0), MAX_TIME))}`;
-}
+export const idFloor = (prefix: IdPrefix, time: number): string =>
+  `${prefix}_${timeText(Math.min(Math.max(Math.trunc(time), 0), MAX_TIME))}`;

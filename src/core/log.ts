@@ -1,6 +1,5 @@
 // The interface of the log; src/cli/log.ts writes it. Fields are flat and named as in the API (tenant, invocation_id,
 // request_id), and a secret is never a field. Events are short fixed names, to search for and to alert on.
-
 export const LOG_LEVELS = ["debug", "info", "warn", "error"] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 

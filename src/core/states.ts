@@ -1,6 +1,5 @@
 // The state tables: which states exist, and which event leads from which state to which. A transition in the database is a
 // write that is guarded by the `from` states of its event, so these tables decide which transitions are refused.
-
 export const AGENT_STATUSES = ["pending", "active", "inactive"] as const;
 export type AgentStatus = (typeof AGENT_STATUSES)[number];
 
@@ -74,9 +73,7 @@ export const INVOCATION_EVENTS = {
   withdraw: { from: "pending", to: "failed" },
 } as const satisfies Record<string, { from: InvocationStatus; to: InvocationStatus }>;
 
-export function isEnded(status: InvocationStatus): boolean {
-  return status === "succeeded" || status === "failed";
-}
+export const isEnded = (status: InvocationStatus): boolean => status === "succeeded" || status === "failed";
 
 /** An agent's status, derived from its deletion and from whether it has an upstream. */
 export function agentStatus(agent: { deleted_at: number | null; upstream_url: string | null }): AgentStatus {

@@ -12,9 +12,7 @@ export interface TextRule {
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is looked for.
 const CONTROLS = /[\u0000-\u001f\u007f-\u009f]/;
 
-export function hasControls(text: string): boolean {
-  return CONTROLS.test(text);
-}
+export const hasControls = (text: string): boolean => CONTROLS.test(text);
 
 export function textProblem(text: string, rule: TextRule): string | null {
   if (!text.isWellFormed()) return "must not contain lone surrogates";
@@ -33,9 +31,7 @@ export function checkText(field: string, text: string, rule: TextRule): void {
 }
 
 /** Replaces control and invisible characters: servers and tenants choose parts of the text, and must not control the terminal. */
-export function printable(text: string): string {
-  return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ");
-}
+export const printable = (text: string): string => text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ");
 
 /** Escapes in JSON what `printable` would replace, but not the line ends between values: the text keeps its value. */
 export function printableJson(json: string): string {

@@ -1,6 +1,5 @@
 // Wall-clock time and its text form (RFC 3339). Code that needs the time of day takes a Clock, so that tests can set it;
 // timers and durations use performance.now() and setTimeout.
-
 export interface Clock {
   /** Milliseconds since the Unix epoch. */
   now(): number;
@@ -46,6 +45,4 @@ export function parseDateTime(text: string): number | null {
   return local - (match[8] === "-" ? -offsetMinutes : offsetMinutes) * 60_000;
 }
 
-export function formatDateTime(time: number): string {
-  return new Date(time).toISOString();
-}
+export const formatDateTime = (time: number): string => new Date(time).toISOString();

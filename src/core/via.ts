@@ -5,9 +5,7 @@ const CHARACTERS_MAX = 4096;
 const HEADER = "via";
 
 /** @param key a key of the deployment that is used for nothing else */
-export function pseudonymOf(key: Uint8Array): string {
-  return `tollgate-${key.toHex().slice(0, 16)}`;
-}
+export const pseudonymOf = (key: Uint8Array): string => `tollgate-${key.toHex().slice(0, 16)}`;
 
 /** Why a call with these headers is refused; null when it is not. */
 export function viaProblem(headers: Headers, pseudonym: string): string | null {

@@ -53,7 +53,6 @@ function amount(field: string, given: string | null): string | null {
 
 /**
  * Changes an account under the account's lock, so that no certificate is added to an account that is being removed.
- *
  * @throws what `work` throws; Fault `conflict` when another process adds the same name or certificate at this moment
  */
 async function changeAccount<T>(store: Store, name: string, work: (tx: Tx, exists: boolean) => Promise<T>) {
@@ -72,7 +71,6 @@ async function changeAccount<T>(store: Store, name: string, work: (tx: Tx, exist
 
 /**
  * Adds an account with its first certificate. Returns the account's name and the certificate's fingerprint.
- *
  * @throws Fault `invalid_request`; `conflict` when another account has the name or the certificate
  */
 export async function addAccount(store: Store, clock: Clock, account: NewAccount) {
@@ -99,7 +97,6 @@ export async function addAccount(store: Store, clock: Clock, account: NewAccount
 
 /**
  * Adds a certificate to the account, valid from the next request on. Returns the certificate's fingerprint.
- *
  * @throws Fault `invalid_request`; `not_found`; `conflict` when an account has the certificate already, or this one has too many
  */
 export async function addCertificate(store: Store, clock: Clock, given: string, certificate: string): Promise<string> {
@@ -118,7 +115,6 @@ export async function addCertificate(store: Store, clock: Clock, given: string, 
 /**
  * Removes a certificate from the account, from the next request on, on open connections too. The last certificate may be
  * removed as well, since a leaked key must go even if there is no new one; nobody can settle for the account then.
- *
  * @returns the certificate's fingerprint, and how many certificates the account has left
  * @throws Fault `invalid_request`; `not_found` for the account; `conflict` when the account has no such certificate
  */

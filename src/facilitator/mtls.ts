@@ -56,7 +56,6 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
     /**
      * Uses the new material for all further handshakes. Open connections go on, except those whose client certificate was
      * issued by none of the new CAs: these end once their requests in progress are answered.
-     *
      * @throws when the material is unusable: nothing has changed then
      */
     renew(tls: TlsMaterial): void {

@@ -1,7 +1,6 @@
 // Files for browsers, such as the manual and Swagger. Each is made when it is first requested, and compressed at the same time.
 // Each has an ETag, so that a current copy is not sent again. Pages have a content security policy that limits the browser to
 // files of this server.
-
 import { promisify } from "node:util";
 import zlib from "node:zlib";
 import { MAX } from "../kernel/limits.ts";
@@ -45,9 +44,7 @@ export function asset(content: string | Uint8Array, type: string): Asset {
   return { bytes, type, headers: { etag, "cache-control": "no-cache", "x-content-type-options": "nosniff" } };
 }
 
-export function styleAsset(own: string): Asset {
-  return asset(`${pageStyle}${own}`, "text/css; charset=utf-8");
-}
+export const styleAsset = (own: string): Asset => asset(`${pageStyle}${own}`, "text/css; charset=utf-8");
 
 /** A page without inline scripts and styles, and with nothing from other hosts. @param widened its own directives of the policy */
 export function pageAsset(html: string, widened: Readonly<Record<string, string>> = {}): Asset {

@@ -84,6 +84,5 @@ export function createBodyBuffer(sizeMax: number, storedMax: number = Number.POS
 }
 
 /** The bytes in memory of `size` bytes. Their old memory is freed at once. */
-function resized(bytes: Uint8Array<ArrayBuffer>, size: number): Uint8Array<ArrayBuffer> {
-  return bytes.byteLength === size ? bytes : new Uint8Array(bytes.buffer.transfer(size));
-}
+const resized = (bytes: Uint8Array<ArrayBuffer>, size: number): Uint8Array<ArrayBuffer> =>
+  bytes.byteLength === size ? bytes : new Uint8Array(bytes.buffer.transfer(size));

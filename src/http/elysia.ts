@@ -100,6 +100,5 @@ function unknownRoute(table: readonly RoutePattern[], method: string, path: stri
 }
 
 /** Whether the path is percent-encoded UTF-8. From any other path Elysia would give routes null as a parameter. */
-function isDecodable(path: string): boolean {
-  return !path.includes("%") || attempt(() => decodeURIComponent(path)) !== undefined;
-}
+const isDecodable = (path: string): boolean =>
+  !path.includes("%") || attempt(() => decodeURIComponent(path)) !== undefined;

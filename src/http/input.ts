@@ -92,9 +92,8 @@ function missing({ path }: ValueError, later: ValueErrorIterator): Fault {
   return invalidField([...fields].join(", "), "required");
 }
 
-function unknownField(field: string, meant: string | null, known: readonly string[] = []): Fault {
-  return invalidField(field, `unknown field; ${meantHint(meant, known)}`);
-}
+const unknownField = (field: string, meant: string | null, known: readonly string[] = []): Fault =>
+  invalidField(field, `unknown field; ${meantHint(meant, known)}`);
 
 /** @param meant the known name that an unknown one may be meant as, or null */
 function meantHint(meant: string | null, known: readonly string[]): string {
@@ -137,22 +136,18 @@ function describe(
 }
 
 /** A schema of an object with exactly these fields. The API document shows it once, under its name. */
-export function shape<P extends TProperties>(name: string, fields: P, options: ObjectOptions = {}) {
-  return Type.Object(fields, { $id: name, additionalProperties: false, ...options });
-}
+export const shape = <P extends TProperties>(name: string, fields: P, options: ObjectOptions = {}) =>
+  Type.Object(fields, { $id: name, additionalProperties: false, ...options });
 
-export function optional<P extends TProperties>(fields: P) {
-  return Type.Partial(Type.Object(fields)).properties;
-}
+export const optional = <P extends TProperties>(fields: P) => Type.Partial(Type.Object(fields)).properties;
 
 export const DateTime = Type.String({ format: "date-time" });
 
 export const timestamp = (description: string) => Type.String({ format: "date-time", description });
 
 /** `T` or null. A schema that the API document shows by its name says nothing of the field, which so has options of its own. */
-export function nullable<T extends TSchema>(schema: T, expected: string, options: SchemaOptions = {}) {
-  return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null`, ...options });
-}
+export const nullable = <T extends TSchema>(schema: T, expected: string, options: SchemaOptions = {}) =>
+  Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null`, ...options });
 
 /** @throws Fault `invalid_request` for a parameter that the route does not take, which would be a filter that filters nothing */
 export function queryOf(request: Request, { queryNames }: Pick<Operation, "queryNames">): URLSearchParams {
@@ -206,9 +201,8 @@ export const PAGE_FIELDS = {
   offset: Type.Integer({ minimum: 0, description: "How many were skipped." }),
 };
 
-export function limitOf(query: URLSearchParams): number {
-  return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, MAX.pageItems);
-}
+export const limitOf = (query: URLSearchParams): number =>
+  clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, MAX.pageItems);
 
 export function page(query: URLSearchParams): { limit: number; offset: number } {
   return { limit: limitOf(query), offset: clampedInteger(query, "offset", 0, 0, Number.MAX_SAFE_INTEGER) };

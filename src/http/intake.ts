@@ -2,7 +2,6 @@
 // memory, which is shared out by tenant. A large body is charged for the bytes that have arrived, so one that never arrives
 // takes nothing from others. A body that finds too little memory waits, unread, while tenants with more than their share
 // give some back: the slowest of their bodies is refused (see kernel/share.ts).
-
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairShare, createLimiter, type FairShare, type Holding, ReclaimableShare } from "../kernel/share.ts";
@@ -195,13 +194,10 @@ async function checkTrailer({ signal }: Request): Promise<void> {
   if (signal.aborted) throw endedEarly(signal.reason);
 }
 
-function endedEarly(cause: unknown): Fault {
-  return cause instanceof Fault ? cause : new Fault("invalid_request", "body: the request body ended early", { cause });
-}
+const endedEarly = (cause: unknown): Fault =>
+  cause instanceof Fault ? cause : new Fault("invalid_request", "body: the request body ended early", { cause });
 
-function tooLarge(bytesMax: number): Fault {
-  return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
-}
+const tooLarge = (bytesMax: number): Fault => new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
 
 interface AwaitedBody {
   readonly tenant: string;
@@ -253,13 +249,11 @@ function createOnePieceReader(msMax: number) {
     });
 }
 
-function tooMany(detail: FaultDetail = {}): Fault {
-  return new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5, ...detail });
-}
+const tooMany = (detail: FaultDetail = {}): Fault =>
+  new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5, ...detail });
 
-function lateBody(problem: string): Fault {
-  return new Fault("invalid_request", `body: ${problem}`, { closesConnection: true });
-}
+const lateBody = (problem: string): Fault =>
+  new Fault("invalid_request", `body: ${problem}`, { closesConnection: true });
 
 type TimeLimits = Pick<IntakeLimits, "msMax" | "silenceMsMax">;
 

@@ -316,6 +316,4 @@ function createCensus(port: number, openMax: number, margin: number) {
 }
 
 /** A host as it is written in a URL: IPv6 addresses in brackets. */
-export function hostPart(host: string): string {
-  return host.includes(":") ? `[${host}]` : host;
-}
+export const hostPart = (host: string): string => (host.includes(":") ? `[${host}]` : host);

@@ -7,7 +7,6 @@
 // Measured on Bun 1.4.5: a stream is pulled when the socket has taken the last piece. It is cancelled as soon as the
 // caller is gone (at once, if that was before the response), and for a HEAD. A caller that reads nothing counts as gone after
 // the idle timeout of its connection. A stream has no length: a Content-Length that is given with it is left out.
-
 import { Fault, type FaultKind } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairQueue, createFairShare, createLimiter, enter, type FairQueue } from "../kernel/share.ts";
@@ -46,9 +45,8 @@ const JSON_HEADERS = { "content-type": "application/json", "x-content-type-optio
 type ResponseHeaders = Readonly<Record<string, string>>;
 
 /** A short JSON response; long ones use createLargeResponses. `application/json` has no charset (RFC 8259, section 11). */
-export function json(status: keyof typeof SUCCESS, value: unknown, headers?: ResponseHeaders): Response {
-  return new Response(JSON.stringify(value), { status: SUCCESS[status], headers: { ...JSON_HEADERS, ...headers } });
-}
+export const json = (status: keyof typeof SUCCESS, value: unknown, headers?: ResponseHeaders): Response =>
+  new Response(JSON.stringify(value), { status: SUCCESS[status], headers: { ...JSON_HEADERS, ...headers } });
 
 /** A response of JSON that is text already, for the most frequent response. It adds its headers to `headers` in place. */
 export function jsonText(status: keyof typeof SUCCESS, text: string, headers: Record<string, string>): Response {
@@ -56,18 +54,12 @@ export function jsonText(status: keyof typeof SUCCESS, text: string, headers: Re
   return new Response(text, { status: SUCCESS[status], headers });
 }
 
-export function text(body: string, type: string): Response {
-  return new Response(body, { headers: { "content-type": type } });
-}
+export const text = (body: string, type: string): Response => new Response(body, { headers: { "content-type": type } });
 
-export function empty(): Response {
-  return new Response(null, { status: SUCCESS.empty });
-}
+export const empty = (): Response => new Response(null, { status: SUCCESS.empty });
 
 /** The response to a caller whose cached copy is current (RFC 9110, section 15.4.5). */
-export function notModified(headers: ResponseHeaders): Response {
-  return new Response(null, { status: 304, headers });
-}
+export const notModified = (headers: ResponseHeaders): Response => new Response(null, { status: 304, headers });
 
 export function faultResponse(fault: Fault): Response {
   const headers = new Headers();

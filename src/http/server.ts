@@ -1,6 +1,5 @@
 // The HTTP edge of both services: it gives every request an ID, authenticates callers of guarded paths, turns every Fault into
 // a response, traces, counts, and writes the access log. Routes know none of this and only throw Faults.
-
 import type { Caller } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log, LogFields } from "../core/log.ts";
@@ -233,7 +232,6 @@ function pathOf(url: string, start: number): string {
  * sections 3.2 and 6.3): a proxy that reads another of two values enables request smuggling. The runtime (Bun 1.4.5) answers a
  * trailer with a 400 of its own after it has handed over the body, so a request that announces one is refused before anything is
  * done for it. Its chunks are not drained, since the 400 of the runtime would come first then.
- *
  * @throws Fault `invalid_request`
  */
 function checkFraming(context: RequestContext): void {
@@ -347,9 +345,8 @@ function failed(error: unknown, { fields, owner }: RequestContext, log: Log, may
 const PATH_CHARACTERS_MAX = 256;
 
 /** A path as the log shows it, truncated: no route of ours is longer. */
-export function shownPath(path: string): string {
-  return path.length <= PATH_CHARACTERS_MAX ? path : `${path.slice(0, PATH_CHARACTERS_MAX)}…`;
-}
+export const shownPath = (path: string): string =>
+  path.length <= PATH_CHARACTERS_MAX ? path : `${path.slice(0, PATH_CHARACTERS_MAX)}…`;
 
 /** Logs each request of known callers, and a few of unknown ones in a second: the others of that second are summed up in a line. */
 export function createAccessLog(log: Log) {

@@ -2,7 +2,6 @@
 // tenants send. Tenants take turns, one job each. A thread starts when a job finds none idle, and ends after it has been idle
 // for a while. Without a pool, `compute` runs the task at once.
 // One per thread, since every caller on a thread shares its pool.
-
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { MAX } from "./limits.ts";
@@ -253,6 +252,5 @@ export function startCompute(options: ComputeOptions): () => void {
 }
 
 /** Runs the task on this thread's pool. @throws as `run` of the pool does */
-export async function compute<I, O>(task: ComputeTask<I, O>, input: I, options: JobOptions): Promise<O> {
-  return pool === null ? task.run(input) : pool.run(task, input, options);
-}
+export const compute = async <I, O>(task: ComputeTask<I, O>, input: I, options: JobOptions): Promise<O> =>
+  pool === null ? task.run(input) : pool.run(task, input, options);

@@ -71,6 +71,4 @@ export function watchLoop(
   };
 }
 
-function rounded(ms: number): number {
-  return Math.round(ms * 10) / 10;
-}
+const rounded = (ms: number): number => Math.round(ms * 10) / 10;

@@ -7,7 +7,6 @@
 //
 // What one may hold falls with the square of what it leaves free. So a tenant alone gets seven eighths; tenants that
 // together ask for more than there is get equal parts; and a newcomer finds something free, however many hold all they may.
-
 import { Fault } from "../core/fault.ts";
 import { MAX } from "./limits.ts";
 import { inSlices } from "./loop.ts";

@@ -12,16 +12,11 @@ export interface Moment {
   readonly wall: number;
 }
 
-export function thisMoment(): Moment {
-  return { monotonic: performance.now(), wall: systemClock.now() };
-}
+export const thisMoment = (): Moment => ({ monotonic: performance.now(), wall: systemClock.now() });
 
 /** Whether `ms` may have passed since then. In doubt, yes. */
-export function isOlder({ monotonic, wall }: Moment, ms: number): boolean {
-  return performance.now() - monotonic >= ms || isWallOlder(wall, ms);
-}
+export const isOlder = ({ monotonic, wall }: Moment, ms: number): boolean =>
+  performance.now() - monotonic >= ms || isWallOlder(wall, ms);
 
 /** Whether `ms` may have passed since another thread, which has a monotonic clock of its own, made a Moment. @param wall of it */
-export function isWallOlder(wall: number, ms: number): boolean {
-  return Math.abs(systemClock.now() - wall) >= ms;
-}
+export const isWallOlder = (wall: number, ms: number): boolean => Math.abs(systemClock.now() - wall) >= ms;

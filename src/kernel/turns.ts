@@ -2,7 +2,6 @@
 // tenant can make much of is done in steps, a few milliseconds of them in one turn, one tenant after the other. So nobody
 // holds up the others by sending much, or by sending little that makes much work.
 // One per thread, since a thread has one event loop, and all work on it shares its turns.
-
 import { AsyncLocalStorage } from "node:async_hooks";
 import { countWait, endsWithin, LONG_WAIT_MS } from "./wait.ts";
 
@@ -75,9 +74,8 @@ export function mayDoAtOnce(): boolean {
 }
 
 /** Does a short step at once if that may be, and in one of the next turns where many come in one moment. */
-export function atOnceOrInTurn<T>(tenant: string, step: () => T): T | Promise<Awaited<T>> {
-  return mayDoAtOnce() ? step() : inTurn(tenant, step);
-}
+export const atOnceOrInTurn = <T>(tenant: string, step: () => T): T | Promise<Awaited<T>> =>
+  mayDoAtOnce() ? step() : inTurn(tenant, step);
 
 /** Does a piece of work that can't be split, and may be long, in a turn with all such work. @throws what it throws */
 export function inTurn<T>(tenant: string, piece: () => T): Promise<Awaited<T>> {
@@ -156,9 +154,8 @@ export function isTurnUsedUp(): boolean {
 }
 
 /** Undefined when a request of the tenant may begin at once; else it may when this resolves. */
-export function turnOf(tenant: string): Promise<void> | undefined {
-  return isTurnUsedUp() ? new Promise((resolve) => waitingRequests.add(tenant, resolve)) : undefined;
-}
+export const turnOf = (tenant: string): Promise<void> | undefined =>
+  isTurnUsedUp() ? new Promise((resolve) => waitingRequests.add(tenant, resolve)) : undefined;
 
 /**
  * The outcome of work that another request has begun. Thousands may wait for it, so each goes on only when a request of its tenant

@@ -1,6 +1,5 @@
 // Waiting: for a time, for a signal, for the last of what is under way, and for the end of something. Where a wait ends
 // first, the work goes on, and its outcome is ignored.
-
 import { AsyncLocalStorage } from "node:async_hooks";
 import { MAX } from "./limits.ts";
 

@@ -15,9 +15,7 @@ const OVERHEAD_BYTES = 1 + NONCE_BYTES + TAG_BYTES;
 const KEY_BYTES = 32;
 const WRAPPED_KEY_BYTES = OVERHEAD_BYTES + KEY_BYTES;
 
-export function newKey(): Buffer {
-  return randomBytes(KEY_BYTES);
-}
+export const newKey = (): Buffer => randomBytes(KEY_BYTES);
 
 /** @param identity names what is wrapped, and is needed to unwrap it */
 export function wrap(key: Uint8Array, plaintext: Uint8Array, identity: string): Buffer {
@@ -61,6 +59,4 @@ export function resealDataKey(old: Uint8Array, next: Uint8Array, sealed: Uint8Ar
 }
 
 /** The version is bound too, so that a later form can't be passed off as this one. */
-function additionalData(identity: string): Buffer {
-  return Buffer.from(`tollgate:${VERSION}:${identity}`);
-}
+const additionalData = (identity: string): Buffer => Buffer.from(`tollgate:${VERSION}:${identity}`);

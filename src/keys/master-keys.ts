@@ -17,9 +17,7 @@ export type MasterKeys = ReturnType<typeof openMasterKeys>;
 const KEY = /^[A-Za-z0-9+/]{43}=?$/;
 
 /** The ID of a key, which reveals nothing about it. */
-export function masterKeyId(key: Uint8Array): string {
-  return createHash("sha256").update(key).digest("hex").slice(0, 16);
-}
+export const masterKeyId = (key: Uint8Array): string => createHash("sha256").update(key).digest("hex").slice(0, 16);
 
 /** @param files hold one key each, if they exist */
 export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly string[]) {
@@ -98,9 +96,8 @@ export function loadMasterKey(configured: Buffer | null, dataDir: string, log: L
 }
 
 /** The file of the master key; null if the key comes from a variable or a file that can't be read again. */
-export function masterKeyFile({ own, file }: MasterKeySettings, dataDir: string): string | null {
-  return own === null ? join(dataDir, MASTER_KEY_FILE) : file;
-}
+export const masterKeyFile = ({ own, file }: MasterKeySettings, dataDir: string): string | null =>
+  own === null ? join(dataDir, MASTER_KEY_FILE) : file;
 
 /** The file of the next master key during a rotation, beside that of the current one. */
 export const nextKeyFile = (file: string): string => `${file}.new`;

@@ -1,6 +1,5 @@
 // The keys that sign the receipts and the tokens of the local issuer, and the revocations of tokens. A rotation retires keys:
 // their signatures can be verified for ever, and their tokens are accepted until the last of them has expired.
-
 import { and, asc, count, eq, gt, lt, ne, sql } from "drizzle-orm";
 import { type CryptoKey, calculateJwkThumbprint, exportJWK, generateKeyPair, importJWK, type JWK } from "jose";
 import type { KeyPurpose } from "../../db/schema.ts";
@@ -25,9 +24,7 @@ export interface SigningKey {
 
 type SigningKeyRow = Reader["tables"]["signingKeys"]["$inferSelect"];
 
-export function signingKeyIdentity(purpose: string, kid: string): string {
-  return `signing:${purpose}:${kid}`;
-}
+export const signingKeyIdentity = (purpose: string, kid: string): string => `signing:${purpose}:${kid}`;
 
 /** A key pair that is not wrapped yet. */
 export type NewSigningKey = Awaited<ReturnType<typeof newSigningKey>>;
@@ -65,14 +62,12 @@ export async function storeSigningKeys(
   await tx.db.insert(tx.tables.signingKeys).values(rows).onConflictDoNothing();
 }
 
-function readRows({ db, tables: { signingKeys: t } }: Reader): Promise<SigningKeyRow[]> {
-  return db.select().from(t).orderBy(t.created_at, t.kid);
-}
+const readRows = ({ db, tables: { signingKeys: t } }: Reader): Promise<SigningKeyRow[]> =>
+  db.select().from(t).orderBy(t.created_at, t.kid);
 
 /** The key in use for a purpose; the schema allows only one. */
-function inUse(rows: readonly SigningKeyRow[], purpose: KeyPurpose): SigningKeyRow | undefined {
-  return rows.find((row) => row.purpose === purpose && row.retired_at === null);
-}
+const inUse = (rows: readonly SigningKeyRow[], purpose: KeyPurpose): SigningKeyRow | undefined =>
+  rows.find((row) => row.purpose === purpose && row.retired_at === null);
 
 /** Makes the first keys of an empty database. */
 export async function makeFirstSigningKeys(store: Store, masterKeys: MasterKeys, clock: Clock): Promise<void> {

@@ -30,9 +30,8 @@ interface TenantKeyOptions {
 }
 
 /** The identity that the wrapped key is bound to. First keys have no number in it, since they are older than the numbers. */
-export function tenantKeyIdentity(tenant: string, number: number): string {
-  return number === FIRST ? `tenant:${tenant}` : `tenant-key:${number}:${tenant}`;
-}
+export const tenantKeyIdentity = (tenant: string, number: number): string =>
+  number === FIRST ? `tenant:${tenant}` : `tenant-key:${number}:${tenant}`;
 
 const tenantKeyQuery = prepared((reader: Reader) => {
   const { tenantKeys: t } = reader.tables;

@@ -234,9 +234,8 @@ export function createRouteTemplates(routes: readonly { readonly path: string }[
   /** Routes by the number of slashes in their paths; those that end with `*` are under -1. */
   const byLength = Map.groupBy(all, ({ slashes }) => slashes);
 
-  function among(length: number, path: string): string | undefined {
-    return byLength.get(length)?.find(({ pattern }) => pattern.test(path))?.template;
-  }
+  const among = (length: number, path: string): string | undefined =>
+    byLength.get(length)?.find(({ pattern }) => pattern.test(path))?.template;
 
   return {
     all: [...all.map(({ template }) => template), OTHER_ROUTE],
@@ -250,9 +249,8 @@ const slashesIn = (path: string): number => path.split("/").length - 1;
 /** The registered statuses (IANA, RFC 9110). On the streaming path an upstream could make any number of others. */
 const ASSIGNED = /^(10[0-3]|20[0-8]|226|30[0-8]|40\d|41[0-7]|42[1-689]|431|451|50[0-8]|51[01])$/;
 
-export function statusLabel(status: number): string {
-  return ASSIGNED.test(`${status}`) ? `${status}` : `${Math.floor(status / 100)}xx`;
-}
+export const statusLabel = (status: number): string =>
+  ASSIGNED.test(`${status}`) ? `${status}` : `${Math.floor(status / 100)}xx`;
 
 const HALF_MS = 30_000;
 

@@ -51,9 +51,7 @@ export function makeRelease(platforms: readonly Platform[], into: string, runtim
   tellMade(into, `${sums.length + 1} files; SHA256SUMS has their sums`);
 }
 
-function sha256(path: string): string {
-  return createHash("sha256").update(readFileSync(path)).digest("hex");
-}
+const sha256 = (path: string): string => createHash("sha256").update(readFileSync(path)).digest("hex");
 
 /** The date of the commit, not of today, so that each commit always gives the same files. */
 function commitDate(): Date {

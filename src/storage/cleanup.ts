@@ -63,7 +63,6 @@ export interface KeyRange {
 
 /**
  * Removes the rows below a key, range by range, each range in a write of its own.
- *
  * @param t ordered by tenant, and then by this key
  * @param remove removes the rows of a range, except those that must stay
  */

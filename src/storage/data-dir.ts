@@ -43,7 +43,6 @@ interface LockHolder {
 
 /**
  * Takes the lock if no other process has it.
- *
  * @returns `previous`: the holder before, which is proven dead; null when that can't be proven. `note` records this holder for
  *   the next process; call it when nothing is left of the previous one. Without the lock `note` and `release` do nothing
  */
@@ -84,7 +83,6 @@ const ROOT = 0;
 
 /**
  * Writes a secret file. Its name is durable after `syncToDisk`.
- *
  * @param draft an unused name in the same directory for the time of writing
  * @param owner the file's owner, if this process runs as root; otherwise the process's user
  * @throws the file system's error, `EEXIST` when the name is taken
@@ -104,7 +102,6 @@ export function placePrivateFile(path: string, draft: string, text: string, owne
 /**
  * Gives a complete file its name, which must be free. The draft's own name may remain, for the caller to remove. Without hard
  * links an empty file takes the name first, and the draft replaces it.
- *
  * @throws the file system's error, `EEXIST` when the name is taken
  */
 export function giveName(draft: string, path: string): void {
@@ -141,7 +138,6 @@ export function keepAs(path: string, kept: string): void {
 
 /**
  * Creates an empty file for its owner alone. If root creates it, it belongs to its directory's owner, as whom the service runs.
- *
  * @throws the file system's error, `EEXIST` when the name is taken, also by a link
  */
 export function makePrivateFile(path: string): void {
@@ -160,7 +156,6 @@ export function ensurePrivateFile(path: string): void {
 
 /**
  * Makes sure that this user may use the files of an SQLite database that are there: SQLite does not say which one it can't open.
- *
  * @throws StartupProblem when one can't be used
  */
 export function requireUsable(database: string): void {

@@ -63,7 +63,6 @@ export const POOLER_STATE = "08P01";
 /**
  * Why Postgres can't be used at the start, if its operator can put it right; otherwise undefined. These messages of the server
  * name the user and the database, never a password.
- *
  * @param databaseUrl names the server that was asked, where it is known
  */
 export function startProblem(error: unknown, databaseUrl?: string): StartupProblem | undefined {
@@ -104,9 +103,8 @@ const POSTGRES_PASSING = /^(53|58|57014$|55P03$|25006$|25P0[234]$|40)/;
 const CHARACTER_REFUSED = /^22(021|P05)$/;
 
 /** The meaning of a failure after the commit was sent. An error of the server itself says that it was undone. */
-export function postgresCommitFailure(thrown: unknown): unknown {
-  return isConnectionLost(thrown) || isUnavailable(thrown) ? new CommitUnknown(thrown) : postgresFailure(thrown);
-}
+export const postgresCommitFailure = (thrown: unknown): unknown =>
+  isConnectionLost(thrown) || isUnavailable(thrown) ? new CommitUnknown(thrown) : postgresFailure(thrown);
 
 export function postgresFailure(thrown: unknown): unknown {
   if (isConnectionLost(thrown)) return unavailable(thrown);
@@ -132,7 +130,6 @@ export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = 
 
 /**
  * Asks the store, for `msMax` at most, and for no longer than its request may still wait for the store.
- *
  * @param ask is given the deadline, by performance.now(), and must keep it
  * @throws Fault `unavailable`, without asking, when the request has waited for so long already
  */

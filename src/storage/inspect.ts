@@ -14,7 +14,6 @@ export interface DatabaseInspection {
   wrappedKeys(): Promise<WrappedKeys>;
   /**
    * Resolves with the milliseconds that a write and its rollback took. Without a schema it checks whether one may be created.
-   *
    * @throws StartupProblem when the operator can put it right
    */
   tryWrite(): Promise<number>;

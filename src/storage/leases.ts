@@ -192,7 +192,6 @@ const RENEWALS = 3;
 
 /**
  * Asks for a job's lease for `ms`. @returns whether this process has it now; no other gets it before it expires.
- *
  * @param holder the process that may renew the lease; null for a periodic job
  */
 export async function leaseJob(store: Store, job: string, ms: number, holder: string | null = null): Promise<boolean> {

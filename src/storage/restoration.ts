@@ -38,7 +38,6 @@ export function withFile<T>(path: string, work: (file: Database) => T): T {
 
 /**
  * Records that the database was restored to an older state just now. If this is cut short, no service starts until it is rerun.
- *
  * @param settle ends the calls and payments that the copy had open; must be idempotent
  * @throws StartupProblem when a gateway or facilitator runs on the database, since it would not learn of the restore
  */
@@ -86,7 +85,6 @@ interface Start extends Pick<StoreTools, "store" | "log"> {
 
 /**
  * A service calls this before it does anything else: it completes the restore of a marked copy.
- *
  * @returns when the database was restored, in milliseconds by its own clock; null when it never was
  * @throws StartupProblem when `tollgate restore` was cut short
  */

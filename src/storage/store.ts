@@ -57,7 +57,6 @@ export interface Store extends CommandRunner {
    * Runs `work` in a transaction and resolves after its commit is durable. An error of `work` rolls back its own changes and
    * nothing else, and is rethrown. `work` may only await calls on `tx`, and must not catch their errors, since an error ends
    * the transaction. It may be undone because of another write and run again, so it must change nothing outside the database.
-   *
    * @throws CommitUnknown, which is also a Fault `unavailable`; any other Fault `unavailable` when the database can't take the
    *   write, in which case certainly nothing was stored
    * @throws UniqueViolation when the write breaks a uniqueness rule of the schema

@@ -1,7 +1,6 @@
 // Sends spans to the collector, as OTLP over HTTP with protobuf. Spans are dropped when the queue is full, and with a batch that
 // the collector refuses, so memory and the time of a batch are bounded whatever the collector does. After a transient failure
 // (429, 502, 503, 504, no connection) a batch is retried, after the collector's `Retry-After` if that is longer than our backoff.
-
 import { type ExportResult, ExportResultCode } from "@opentelemetry/core";
 import { ProtobufTraceSerializer } from "@opentelemetry/otlp-transformer";
 import { BatchSpanProcessor, type ReadableSpan, type SpanExporter, type SpanProcessor } from "@opentelemetry/sdk-trace";

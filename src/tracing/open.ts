@@ -2,6 +2,5 @@
 import type { Log } from "../core/log.ts";
 import type { TracingOptions } from "../core/tracing.ts";
 /** @param service the name of the service, unless the operator has configured another one */
-export async function openTracer(options: TracingOptions | null, service: string, log: Log) {
-  return options === null ? null : (await import("./tracer.ts")).createTracer(options, service, log);
-}
+export const openTracer = async (options: TracingOptions | null, service: string, log: Log) =>
+  options === null ? null : (await import("./tracer.ts")).createTracer(options, service, log);

@@ -1,7 +1,6 @@
 // The body of a call: one piece if it is small, parts otherwise. A large body is received, stored, handed to a worker and sent
 // part by part, so that no single piece of work takes long. A task that must read all of it runs on another thread, to which
 // the body's memory moves without a copy.
-
 import { createHash } from "node:crypto";
 import { joined } from "../core/bytes.ts";
 import { Fault } from "../core/fault.ts";
@@ -92,9 +91,8 @@ export function freeBody(body: CallBody): void {
 }
 
 /** The parts of a body as they are stored; views, if the body is in one piece. */
-export function bodyPartsOf(body: CallBody): readonly Uint8Array[] {
-  return body instanceof LargeBody ? body.parts : partsOf(body);
-}
+export const bodyPartsOf = (body: CallBody): readonly Uint8Array[] =>
+  body instanceof LargeBody ? body.parts : partsOf(body);
 
 function partsOf(bytes: Uint8Array): readonly Uint8Array[] {
   if (bytes.byteLength <= PART_BYTES) return [bytes];
@@ -124,9 +122,8 @@ export async function judged<T>(body: CallBody, task: BodyTask<T>, tenant: strin
 }
 
 /** A body in one piece. Parts are joined, which copies them, so an unjudged body should not be long. */
-export function wholeOf(body: CallBody): Uint8Array {
-  return body instanceof LargeBody ? (body.whole ?? joined(body.parts)) : body;
-}
+export const wholeOf = (body: CallBody): Uint8Array =>
+  body instanceof LargeBody ? (body.whole ?? joined(body.parts)) : body;
 
 export const SHA256: BodyTask<string> = {
   name: "sha256",

@@ -1,6 +1,5 @@
 // Parses event streams (https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream) as they arrive.
 // The handler gets the fields of an event piece by piece; the parser keeps none of them, so events may have any length.
-
 export interface EventHandler {
   /** The next piece of an event's data. It is never empty. */
   data(bytes: Uint8Array): void;
@@ -11,9 +10,8 @@ export interface EventHandler {
   end(isMessage: boolean, hasData: boolean): void;
 }
 
-export function isEventStream({ headers }: { readonly headers: Pick<Headers, "get"> }): boolean {
-  return /^\s*text\/event-stream\s*(;|$)/i.test(headers.get("content-type") ?? "");
-}
+export const isEventStream = ({ headers }: { readonly headers: Pick<Headers, "get"> }): boolean =>
+  /^\s*text\/event-stream\s*(;|$)/i.test(headers.get("content-type") ?? "");
 
 const [LF, CR, SPACE, COLON] = [0x0a, 0x0d, 0x20, 0x3a];
 /** GAP is right after the colon, where one space is skipped. */

@@ -83,9 +83,7 @@ const NUMBER = [
   [POWER, POWER, ENDED, ENDED, ENDED, ENDED],
 ];
 
-function afterByte(state: number, byte: number): number {
-  return NUMBER[state - SIGNED]?.[kindOf(byte)] ?? OVER;
-}
+const afterByte = (state: number, byte: number): number => NUMBER[state - SIGNED]?.[kindOf(byte)] ?? OVER;
 
 /** Keeps a part of the text while it arrives, up to a length. */
 class Excerpt {

@@ -1,6 +1,5 @@
 // Scans a JSON text in its bytes: checks that it is well-formed, and finds the ranges of the values of a few watched keys,
 // however the keys are escaped. It builds no values, so a body of 32 MiB costs neither a second copy nor an object tree.
-
 import { MAX } from "../kernel/limits.ts";
 
 const [TAB, LINE_FEED, RETURN, SPACE] = [0x09, 0x0a, 0x0d, 0x20];
@@ -228,9 +227,7 @@ export interface FoundKey {
   readonly inside: readonly FoundKey[];
 }
 
-export function watch(key: string, ...inside: Watched[]): Watched {
-  return { key, inside };
-}
+export const watch = (key: string, ...inside: Watched[]): Watched => ({ key, inside });
 
 /** The state of the search for one watched key. Memory does not grow with the number of members. */
 interface Probe {
@@ -309,9 +306,8 @@ function readUnit(bytes: Uint8Array, at: number): number {
 }
 
 /** -1 for escapes like `\n`, which stand for a control character: no watched key contains one. */
-function readSimpleEscape(letter: number): number {
-  return letter === SLASH || letter === QUOTE || letter === BACKSLASH ? letter : -1;
-}
+const readSimpleEscape = (letter: number): number =>
+  letter === SLASH || letter === QUOTE || letter === BACKSLASH ? letter : -1;
 
 /** The value of four hexadecimal digits, which have been checked before. */
 function readHex(bytes: Uint8Array, start: number): number {
@@ -373,6 +369,4 @@ export function isHexDigit(byte: number | undefined): boolean {
   return letter >= 0x61 && letter <= 0x66;
 }
 
-export function isDigit(byte: number | undefined): boolean {
-  return byte !== undefined && byte >= ZERO && byte <= NINE;
-}
+export const isDigit = (byte: number | undefined): boolean => byte !== undefined && byte >= ZERO && byte <= NINE;

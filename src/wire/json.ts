@@ -1,7 +1,6 @@
 // The strict JSON parser for request bodies: valid UTF-8, bounded depth, no duplicate keys, no number that would be altered.
 // JSON.parse lets the last of two equal keys win and rounds numbers that a double can't hold, so that the gateway would store
 // something else than was sent. A compute thread judges long bodies.
-
 import { Fault, shownField } from "../core/fault.ts";
 import { AT_ONCE_BYTES, type ComputeTask, compute } from "../kernel/compute.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -11,9 +10,8 @@ export const isJsonObject = (value: unknown): value is Readonly<Record<string, u
   typeof value === "object" && value !== null && !Array.isArray(value);
 
 /** @param freeField a top-level key below which duplicate keys are allowed @throws Fault `invalid_request` */
-export function parseJson(bytes: Uint8Array, freeField: string | null = null): unknown {
-  return new JsonReader(decodeUtf8(bytes), freeField).read();
-}
+export const parseJson = (bytes: Uint8Array, freeField: string | null = null): unknown =>
+  new JsonReader(decodeUtf8(bytes), freeField).read();
 
 /** Checks a text, and returns no value: to copy the value between threads takes longer than to parse the text again. */
 export const JSON_TEXT: ComputeTask<readonly [bytes: Uint8Array, freeField: string | null], null> = {

@@ -1,7 +1,6 @@
 // Checks the headers in which an MCP request of protocol 2026-07-28 and later repeats parts of its body: `Mcp-Method`,
 // `Mcp-Name` and `Mcp-Param-*`. Routers and meters in front of a server rely on these headers, while the gateway judges the
 // body and takes payment for it. So a header that contradicts the body makes the request invalid.
-
 import { attempt } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { parseJson } from "./json.ts";
@@ -29,21 +28,16 @@ const NAME_OF: ReadonlyMap<string, "name" | "uri" | "taskId"> = new Map([
 ]);
 
 /** @param name in lower case */
-export function isEchoedHeader(name: string): boolean {
-  return name === METHOD || name === NAME || isParam(name);
-}
+export const isEchoedHeader = (name: string): boolean => name === METHOD || name === NAME || isParam(name);
 
 /** Counts `_` as `-`, as servers do that turn headers into variables (CGI, WSGI). */
-function isParam(name: string): boolean {
-  return name.replace("_", "-").startsWith(PARAM);
-}
+const isParam = (name: string): boolean => name.replace("_", "-").startsWith(PARAM);
 
 /** A message that was judged before, so that it is not read a second time. */
 export type JudgedMessage = Pick<RpcMessage, "method" | "params">;
 
 /**
  * The first header that contradicts the body; null if none does. Missing headers are left for the server to judge.
- *
  * @param judged the message in `body`; null for a batch
  */
 export function echoProblem(headers: Headers, body: Uint8Array, judged: JudgedMessage | null) {
@@ -60,9 +54,8 @@ export function echoProblem(headers: Headers, body: Uint8Array, judged: JudgedMe
 }
 
 /** The header's name in its usual letter case, such as `Mcp-Name`. */
-function shownHeader(name: string): string {
-  return name.replace(/^mcp-(method|name|param)/, (_, word: string) => `Mcp-${word[0]?.toUpperCase()}${word.slice(1)}`);
-}
+const shownHeader = (name: string): string =>
+  name.replace(/^mcp-(method|name|param)/, (_, word: string) => `Mcp-${word[0]?.toUpperCase()}${word.slice(1)}`);
 
 interface Message {
   readonly method: string | null;
@@ -98,9 +91,8 @@ function readArguments(body: Uint8Array, finding: FoundKey | undefined): Argumen
 }
 
 /** The position of a value that all decoders read alike; null otherwise. */
-function certain(key: string, finding: FoundKey | undefined): ByteRange | null {
-  return ambiguityOf(key, finding) === null ? (finding?.value ?? null) : null;
-}
+const certain = (key: string, finding: FoundKey | undefined): ByteRange | null =>
+  ambiguityOf(key, finding) === null ? (finding?.value ?? null) : null;
 
 function judge(header: string, value: string, message: Message): string | null {
   const stated = decode(value);
@@ -166,8 +158,6 @@ function namesArgument(name: string, stated: string, { all, named }: Arguments):
   return values.has(number) && (DECIMAL.test(stated) || stated === String(number));
 }
 
-function folded(name: string): string {
-  return name.toLowerCase().replace(/[-_]/g, "");
-}
+const folded = (name: string): string => name.toLowerCase().replace(/[-_]/g, "");
 
 const DECIMAL = /^-?\d+(\.\d+)?$/;

@@ -1,6 +1,5 @@
 // Removes the tools that a caller may not see from a response to `tools/list`. The rest stays byte for byte as the server wrote
 // it. The server chooses the length and content of the response, so a long one is searched on another thread.
-
 import { asBuffer } from "../core/bytes.ts";
 import { MAX } from "../kernel/limits.ts";
 import { type BodyTask, wholeBodyTask } from "./body.ts";
@@ -53,7 +52,6 @@ export class TooLongAnswer extends UnreadableAnswer {}
 /**
  * Finds the tool lists in a JSON-RPC message or a batch; none if the text is neither an object nor an array. Malformed JSON
  * counts as unreadable, since lenient clients may still read it: some decoders accept NaN, or read the first of two texts.
- *
  * @param isJson whether clients take the text for JSON, so that any other text counts as malformed, unless it is blank
  */
 export function findTools(text: Uint8Array, isJson: boolean = false): FoundTools {
@@ -202,6 +200,5 @@ function readName(text: Uint8Array, { start, end }: ByteRange): string {
   return parseName(Buffer.concat([text.subarray(start, at), Buffer.from('"')]));
 }
 
-function parseName(quoted: Uint8Array): string {
-  return String(JSON.parse(new TextDecoder().decode(quoted))).slice(0, NAME_UNITS_MAX);
-}
+const parseName = (quoted: Uint8Array): string =>
+  String(JSON.parse(new TextDecoder().decode(quoted))).slice(0, NAME_UNITS_MAX);

@@ -25,7 +25,6 @@ export const checkSignature = ({ domain, authorization, signature }: SignedAutho
  *
  * On chain both bounds are exclusive (`validAfter` < block time < `validBefore`), in whole seconds: a block at time t accepts
  * the authorization exactly when `checkWindow(authorization, t - 1, 2)` holds.
- *
  * @param nowSeconds whole unix seconds
  * @param marginSeconds whole seconds for which the authorization must still be valid
  */
@@ -38,7 +37,6 @@ export function checkWindow(authorization: Authorization, nowSeconds: number | b
 /**
  * Whether the payment meets the requirements, and both use the scheme, network and token accepted here. Network and asset
  * are checked last: at the facilitator they are guardrails, which come after everything else.
- *
  * @param rule `exactValue`: the value is the price (gateway); otherwise at most the price (facilitator)
  */
 export function checkRequirements(

@@ -53,7 +53,6 @@ const GUARD = 'read -r _; kill -KILL "$1"; rm -rf "$2"';
 /**
  * Starts anvil on a free loopback port. It mines no blocks yet. Anvil and the guard are not in the terminal's foreground process
  * group, so that Ctrl-C reaches the demo alone, which stops them last.
- *
  * @param dir anvil's own directory, which the guard removes if this process is killed
  * @param opened gets a disposer that stops anvil, even before it listens
  * @returns its URL, and a promise that resolves when anvil has exited

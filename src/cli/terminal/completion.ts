@@ -66,13 +66,11 @@ function placesOf(commands: Commands, serve: CliCommand): Place[] {
   ];
 }
 
-function summaryOfGroup(commands: readonly Described[]): string {
-  return commands.length === 1 ? (commands[0]?.[1] ?? "") : commands.map(([name]) => name).join(", ");
-}
+const summaryOfGroup = (commands: readonly Described[]): string =>
+  commands.length === 1 ? (commands[0]?.[1] ?? "") : commands.map(([name]) => name).join(", ");
 
-function flagsOf(path: string, { forms }: CliCommand): Described[] {
-  return grammarOf(forms).known.map((flag) => [`--${flag}`, meaningOf(path, flag) ?? ""]);
-}
+const flagsOf = (path: string, { forms }: CliCommand): Described[] =>
+  grammarOf(forms).known.map((flag) => [`--${flag}`, meaningOf(path, flag) ?? ""]);
 
 /** The values of all flags that take one. A flag has the same kind of value in every command. */
 function flagValues(commands: readonly CliCommand[]): FlagValue[] {

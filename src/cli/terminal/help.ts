@@ -100,9 +100,8 @@ ${about}
 ${rows.length === 0 ? "" : `\n${rows.join("")}`}${variables}`;
 }
 
-export function meaningOf(command: string, flag: string): string | undefined {
-  return FLAG_MEANINGS[`${command} ${flag}`] ?? FLAG_MEANINGS[flag];
-}
+export const meaningOf = (command: string, flag: string): string | undefined =>
+  FLAG_MEANINGS[`${command} ${flag}`] ?? FLAG_MEANINGS[flag];
 
 export function helpText(commands: Commands, serve: CliCommand): string {
   const usages = [["", serve] as const, ...Object.entries(commands)].map(([name, { forms, about }]) => {

@@ -184,7 +184,6 @@ export const markSentAgain = async (tx: Tx, key: PaymentKey, now: number): Promi
 
 /**
  * Records that a transaction of ours moved the money. False when that is recorded already, or the payment is not open.
- *
  * @param cost wei that the payment cost, which replaces the amount held for it; null where that has no limit
  */
 export async function recordSettled(
@@ -213,7 +212,6 @@ async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint
  * Records that this facilitator can't collect the payment any more. The payment's share of the ceiling is given back, unless
  * a transaction reverted: then the share stays taken, and the gas burned counts on the day on which the revert was found.
  * False when the payment has left the state in which it failed: another process may have sent what was only claimed.
- *
  * @param as the state that it failed in: `claimed`, with the claim; or `sent`, with the UTC day by the chain's time
  */
 export async function recordFailed(

@@ -259,7 +259,6 @@ function createCollect(options: CollectOptions) {
 
   /**
    * Sends the claimed payment. A claim on a wallet that another facilitator holds is left to that facilitator.
-   *
    * @throws when no transaction was signed and stored: the payment can be presented again
    */
   async function send({ named }: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
@@ -465,7 +464,6 @@ export function createSettlementWaiters(store: Store) {
     release: waiters.release,
     /**
      * The payment once it is settled or failed, or as it is after `ms` or at the release; null when there is none.
-     *
      * @throws Fault `unavailable` when the database is unavailable at the last read
      */
     wait: (key: PaymentKey, ms: number): Promise<FacilitatorPayment | null> =>

@@ -125,7 +125,6 @@ function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions)
   /**
    * Adopts the rows as read, even where a token is lower than the known one: a database failover may have lost commits. Only
    * what this process has changed since `askedAt` is newer.
-   *
    * @param rows all rows of the table, from a query that began at `askedAt` (performance.now)
    */
   function learn(rows: readonly WalletRow[], askedAt: number): void {
@@ -191,7 +190,6 @@ type WalletRenewal = Renewal<WalletRow[]>;
 
 /**
  * Gives the wallet to this holder, or to nobody (""). Waits for transactions that fence it: the new holder finds what they store.
- *
  * @param token the token last read; 0 when there was no row
  * @returns the new token; null when the wallet has changed hands since
  */
@@ -236,7 +234,6 @@ export type LivingFacilitator = Pick<ProcessRow, "id" | "wallets" | "is_able">;
 /**
  * Which wallets this facilitator should take and give up. Wallets are spread evenly over the facilitators that have the key and
  * can send; if none of those can, over all that have it. A wallet whose key nobody has any more is watched by any facilitator.
- *
  * @param holders the holder of every wallet; null when no living facilitator holds it
  */
 export function changesOf(me: string, living: readonly LivingFacilitator[], holders: ReadonlyMap<Hex, string | null>) {

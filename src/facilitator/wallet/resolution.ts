@@ -81,7 +81,6 @@ export function createPaymentResolver(options: ResolverOptions) {
   return {
     /**
      * Handles a nonce that is used in or before `head`: finds which transaction used it, and resolves its payments.
-     *
      * @throws NotKnownYet when nothing can be decided yet; what a node or the database throws. So do `overdue`, `reorganised`
      */
     async included(pendingNonce: PendingNonce, head: Block): Promise<void> {

@@ -299,7 +299,6 @@ export function createBatchStore({ store, clock, log, leases, pendingNonces }: B
     /**
      * Resolves when the transactions are stored. When this throws, they certainly are not: if the database's response was
      * lost, the write is repeated until a response tells how the first one ended.
-     *
      * @throws UniqueViolation when a nonce is taken; NotClaimed; WalletNotHeld; Fault `unavailable`
      */
     async write(signed: readonly SignedJobs[]): Promise<void> {

@@ -85,7 +85,6 @@ export function createWallet(options: WalletOptions) {
     isAlone: leases.isAlone,
     /**
      * Resolves when a signed transaction for the payment is stored, which is broadcast and watched from then on.
-     *
      * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored; WalletNotHeld: the wallet's holder sends it
      */
     send: (payment: ClaimedPayment, gas: Gas): Promise<void> => send(payment, gas, false),

@@ -10,9 +10,8 @@ import { addToTotals, totalOf } from "../../storage/totals.ts";
 import { type AgentRow, decodeTags, tagNeedle } from "./model.ts";
 
 /** The name of a list. @param status null for all agents that are not inactive */
-function listOf(status: AgentStatus | null, protocol: Protocol | null, tag: string | null): string {
-  return `${status ?? "live"}/${protocol ?? "any"}${tag === null ? "" : `/${tag}`}`;
-}
+const listOf = (status: AgentStatus | null, protocol: Protocol | null, tag: string | null): string =>
+  `${status ?? "live"}/${protocol ?? "any"}${tag === null ? "" : `/${tag}`}`;
 
 /** The list of all agents that are not inactive. Its total is what the quota limits. */
 export const LIVE = listOf(null, null, null);
@@ -77,9 +76,8 @@ const SEPARATOR = "\u0001";
 /** Lower case first turns ẞ into ß; upper case then turns ß into SS. */
 export const fold = (text: string): string => text.replaceAll(SEPARATOR, "").toLowerCase().toUpperCase();
 
-export function searchText(agent: { readonly name: string; readonly description: string }): string {
-  return `${fold(agent.name)}${SEPARATOR}${fold(agent.description)}`;
-}
+export const searchText = (agent: { readonly name: string; readonly description: string }): string =>
+  `${fold(agent.name)}${SEPARATOR}${fold(agent.description)}`;
 
 export interface AgentFilter {
   /** Null for all agents that are not inactive. */

@@ -62,9 +62,8 @@ export const agentLookUp: Command<AgentKey, InvocableAgent | null> = {
 };
 
 /** The agent, even an inactive one; null when the tenant has none with this ID. */
-export async function findAgent({ execute }: Pick<Store, "execute">, tenant: string, id: string) {
-  return isId("agt", id) ? execute(agentLookUp, { tenant, id }) : null;
-}
+export const findAgent = async ({ execute }: Pick<Store, "execute">, tenant: string, id: string) =>
+  isId("agt", id) ? execute(agentLookUp, { tenant, id }) : null;
 
 /** The approximate size of a cached agent without its prices. */
 const AGENT_CHARACTERS = 512;

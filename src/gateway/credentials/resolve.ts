@@ -98,9 +98,8 @@ function secretOpener(deps: ResolverDeps) {
 const fingerprintKey = randomBytes(32);
 
 /** Detects that a secrets store has changed a secret without a rotation here: MCP sessions of the old secret must end then. */
-function fingerprint(secret: string): string {
-  return new CryptoHasher("sha256", fingerprintKey).update(secret).digest("hex").slice(0, 16);
-}
+const fingerprint = (secret: string): string =>
+  new CryptoHasher("sha256", fingerprintKey).update(secret).digest("hex").slice(0, 16);
 
 /** The approximate size of a cache entry without its secret. */
 const ENTRY_BYTES = 256;

@@ -250,9 +250,8 @@ const secretByKey = preparedRow(({ db, tables: { credentials } }) =>
 export type StoredSecret = NonNullable<Awaited<ReturnType<typeof secretByKey>>>;
 
 /** The columns needed to resolve a secret; null when the tenant has no credential with this ID. */
-export async function findSecret(reader: Reader, tenant: string, id: string): Promise<StoredSecret | null> {
-  return isId("cred", id) ? secretByKey(reader, { tenant, id }) : null;
-}
+export const findSecret = async (reader: Reader, tenant: string, id: string): Promise<StoredSecret | null> =>
+  isId("cred", id) ? secretByKey(reader, { tenant, id }) : null;
 
 /** Whether a secret with these `allowed_hosts` may be sent to the URL's host. */
 export function mayGoTo({ allowed_hosts }: Pick<CredentialRow, "allowed_hosts">, url: string): boolean {

@@ -119,9 +119,8 @@ export function createIdentity(options: IdentityOptions) {
     return token.caller;
   }
 
-  function isRevoked({ caller: { tenant, user }, madeAfter }: VerifiedToken): boolean {
-    return revocations?.isRevoked(tenant, user, madeAfter) === true;
-  }
+  const isRevoked = ({ caller: { tenant, user }, madeAfter }: VerifiedToken): boolean =>
+    revocations?.isRevoked(tenant, user, madeAfter) === true;
 
   return {
     /**
@@ -220,9 +219,8 @@ async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, cloc
   }
 }
 
-function mayBeNewKey(error: unknown): boolean {
-  return error instanceof errors.JWKSNoMatchingKey || error instanceof errors.JWSSignatureVerificationFailed;
-}
+const mayBeNewKey = (error: unknown): boolean =>
+  error instanceof errors.JWKSNoMatchingKey || error instanceof errors.JWSSignatureVerificationFailed;
 
 async function verifyWith(keys: Keys, token: string, issuer: Issuer, clock: Clock) {
   const checks = {
@@ -426,9 +424,8 @@ async function discover(issuer: string, fetchJson: IssuerKeysOptions["fetchJson"
 }
 
 /** Symmetric keys are refused: one in a public set would let anyone sign. */
-function isVerificationKey(key: unknown): key is JSONWebKeySet["keys"][number] {
-  return isJsonObject(key) && ASYMMETRIC.some((type) => type === key["kty"]) && key["use"] !== "enc";
-}
+const isVerificationKey = (key: unknown): key is JSONWebKeySet["keys"][number] =>
+  isJsonObject(key) && ASYMMETRIC.some((type) => type === key["kty"]) && key["use"] !== "enc";
 
 export type LocalKeyring = Pick<
   Keyring,

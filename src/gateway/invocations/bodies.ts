@@ -195,9 +195,8 @@ async function beginRemoval({ db, tables: { orphanedParts: t } }: Tx, body: Orph
   return rows.length > 0;
 }
 
-function isOfBody(t: Tx["tables"]["orphanedParts" | "bodyParts"], body: OrphanedBody) {
-  return and(isOfCall(t, body), eq(t.kind, body.kind));
-}
+const isOfBody = (t: Tx["tables"]["orphanedParts" | "bodyParts"], body: OrphanedBody) =>
+  and(isOfCall(t, body), eq(t.kind, body.kind));
 
 /** Removes a few parts, and the note with the last of them. Returns whether there may be more. */
 async function removeSomeParts(tx: Tx, body: OrphanedBody, first: number): Promise<boolean> {

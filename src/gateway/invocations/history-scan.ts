@@ -54,9 +54,8 @@ function isOfEnded([dimension, value]: readonly [CountDimension, Given]): boolea
   return dimension === "status" && typeof value === "string" && value !== "pending" && value !== "running";
 }
 
-function openColumn(t: Reader["tables"]["openInvocations"], dimension: CountDimension): SQLWrapper {
-  return dimension === "error_class" ? sql`null` : t[COLUMNS[dimension]];
-}
+const openColumn = (t: Reader["tables"]["openInvocations"], dimension: CountDimension): SQLWrapper =>
+  dimension === "error_class" ? sql`null` : t[COLUMNS[dimension]];
 
 /**
  * Condition and order of the ended calls in a range. The filter's column is part of a row comparison and of the order, where

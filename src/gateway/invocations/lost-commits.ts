@@ -37,9 +37,8 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
   }
 
   /** A record that appeared while the note was written may have been claimed elsewhere; such a call counts as accepted. */
-  async function wasAccepted(call: UnsureCall, isLate: () => boolean): Promise<boolean> {
-    return (await decide(call, isLate)) || (!isLate() && !(await isRefused(store, call)));
-  }
+  const wasAccepted = async (call: UnsureCall, isLate: () => boolean): Promise<boolean> =>
+    (await decide(call, isLate)) || (!isLate() && !(await isRefused(store, call)));
 
   /** Stores the note of a call that was refused before its note could be stored. */
   async function refuse(call: UnsureCall): Promise<void> {

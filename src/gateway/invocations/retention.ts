@@ -58,9 +58,8 @@ type BodyTable = Tx["tables"]["invocationBodies"] | Tx["tables"]["bodyParts"];
 /** Bodies whose calls are not open: an open call may still need its body. */
 const isNotOpen = (tx: Tx, bodies: BodyTable): SQL | undefined => notExists(callOf(tx, bodies, "openInvocations"));
 
-function isWithoutCall(tx: Tx, bodies: BodyTable): SQL | undefined {
-  return and(isNotOpen(tx, bodies), notExists(callOf(tx, bodies, "endedInvocations")));
-}
+const isWithoutCall = (tx: Tx, bodies: BodyTable): SQL | undefined =>
+  and(isNotOpen(tx, bodies), notExists(callOf(tx, bodies, "endedInvocations")));
 
 /** Removes parts of large bodies, of all tenants in the order of time. @param before an ID floor */
 async function removeParts(store: Store, before: string, condition: typeof isNotOpen): Promise<void> {

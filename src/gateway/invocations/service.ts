@@ -148,9 +148,8 @@ async function claimRow(tx: Tx, { key, owner, token, now }: Claim) {
 
 export { SMALL_BODY_BYTES, takeCommand, waitingAgents };
 
-export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {
-  return (await heldCall(reader, { ...key, claim: token })) !== null;
-}
+export const holdsClaim = async (reader: Reader, key: InvocationKey, token: string): Promise<boolean> =>
+  (await heldCall(reader, { ...key, claim: token })) !== null;
 
 /** Returns a claimed call to pending. Only for a call of which certainly nothing was sent upstream. */
 export async function release(tx: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
@@ -265,9 +264,8 @@ export const invocationByKey = preparedRow(({ db, tables: { invocations: t } }) 
 );
 
 /** Compares an expression: with the bare column, planners prefer a partial index until the table is analysed. */
-function statusIs(column: Tables["openInvocations"]["status"], status: "pending" | "running") {
-  return sql`coalesce(${column}, '') = ${status}`;
-}
+const statusIs = (column: Tables["openInvocations"]["status"], status: "pending" | "running") =>
+  sql`coalesce(${column}, '') = ${status}`;
 
 const heldCall = preparedRow(({ db, tables: { openInvocations: t } }) =>
   db

@@ -167,9 +167,8 @@ export function createPayments(deps: PaymentDeps) {
   };
 }
 
-function isFirstInFlight({ attempts, unsent_attempts, unknown_since }: PaymentRow): boolean {
-  return attempts === 1 && unsent_attempts === 0 && unknown_since === null;
-}
+const isFirstInFlight = ({ attempts, unsent_attempts, unknown_since }: PaymentRow): boolean =>
+  attempts === 1 && unsent_attempts === 0 && unknown_since === null;
 
 async function presentedIn({ network, store }: PaymentDeps, payment: PaymentTexts): Promise<PaymentRow | null> {
   if (payment.v1 !== null && payment.v2 !== null) return null;

@@ -201,15 +201,13 @@ export async function confirmingOf(reader: Reader, tenant: string, id: string | 
 }
 
 /** Closes a payment as refused. False if it is closed, or leased by another replica, whose attempt may still collect it. */
-export async function closeRefused(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
-  return updateUndecided(tx, isOwnAttempt(tx, open), closedFields(now));
-}
+export const closeRefused = async (tx: Tx, open: OpenPayment, now: number): Promise<boolean> =>
+  updateUndecided(tx, isOwnAttempt(tx, open), closedFields(now));
 
 const closedFields = (now: number) => ({ settle_request: null, next_attempt_at: null, updated_at: now });
 
-function isOwnAttempt({ tables }: Tx, open: OpenPayment) {
-  return and(isSamePayment(tables, open), eq(tables.payments.attempts, open.attempts));
-}
+const isOwnAttempt = ({ tables }: Tx, open: OpenPayment) =>
+  and(isSamePayment(tables, open), eq(tables.payments.attempts, open.attempts));
 
 /** Matches the call too: after a refusal the same authorization may have been presented for another call. */
 function isSamePayment({ payments: t }: Tables, open: OpenPayment) {
@@ -239,9 +237,8 @@ const isOpenStill = ({ tables: { payments: t } }: Tx): SQL => sql`coalesce(${t.n
 type PaymentChanges = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
 
 /** Updates an open payment whose outcome is not known. */
-async function updateUndecided(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
-  return updateOpen(tx, and(condition, isNull(tx.tables.payments.final_at)), changes);
-}
+const updateUndecided = async (tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> =>
+  updateOpen(tx, and(condition, isNull(tx.tables.payments.final_at)), changes);
 
 async function updateOpen(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
   const { payments: t } = tx.tables;

@@ -62,9 +62,8 @@ export async function compile(document: Pick<PolicyReplace, "default" | "rules">
 }
 
 /** Whether any rule that applies to the agent has a rate threshold. */
-export function asksForRate({ rules, agents, usesRate }: CompiledPolicy, agentId: string): boolean {
-  return usesRate && firstOf(rules, agents.rulesOf(agentId), ({ rate_above }) => rate_above !== ANY_RATE) !== undefined;
-}
+export const asksForRate = ({ rules, agents, usesRate }: CompiledPolicy, agentId: string): boolean =>
+  usesRate && firstOf(rules, agents.rulesOf(agentId), ({ rate_above }) => rate_above !== ANY_RATE) !== undefined;
 
 function firstOf(rules: CompiledPolicy["rules"], set: RuleSet, test: (rule: CompiledRule) => boolean) {
   for (let at = nextRule(set, 0); at !== -1; at = nextRule(set, at + 1)) {
@@ -74,9 +73,8 @@ function firstOf(rules: CompiledPolicy["rules"], set: RuleSet, test: (rule: Comp
   return undefined;
 }
 
-function hasReached(rule: CompiledRule, { body_bytes, rate }: Pick<EvaluatedCall, "body_bytes" | "rate">): boolean {
-  return body_bytes >= rule.bytes_min && rate > rule.rate_above;
-}
+const hasReached = (rule: CompiledRule, { body_bytes, rate }: Pick<EvaluatedCall, "body_bytes" | "rate">): boolean =>
+  body_bytes >= rule.bytes_min && rate > rule.rate_above;
 
 export function evaluate({ rules, agents, tools }: CompiledPolicy, call: EvaluatedCall): PolicyVerdict {
   const matching = tools.rulesOf(call.protocol === "mcp" ? call.mcp_tool : null);

@@ -226,9 +226,8 @@ async function findEarlierCall(gathering: Gathering): Promise<string | null> {
   return unlessRefused(options, owner.tenant, used);
 }
 
-async function unlessRefused({ refusals }: CallOptions, tenant: string, id: string | null): Promise<string | null> {
-  return id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
-}
+const unlessRefused = async ({ refusals }: CallOptions, tenant: string, id: string | null): Promise<string | null> =>
+  id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
 
 /** Well within the time after which a paid call that its caller does not fetch is given up. */
 const TOUCH_EVERY_MS = 30_000;

@@ -103,9 +103,8 @@ export function judge(call: KnownCall): Need | Fault | "pass" {
 }
 
 /** Whether the decisions still apply: to decide on the same calls again would count and record them twice. */
-function isAbout({ protocol, calls }: Decided, agent: InvocableAgent, parsed: ParsedRequest): boolean {
-  return protocol === agent.protocol && (calls === parsed.calls || Bun.deepEquals(calls, parsed.calls));
-}
+const isAbout = ({ protocol, calls }: Decided, agent: InvocableAgent, parsed: ParsedRequest): boolean =>
+  protocol === agent.protocol && (calls === parsed.calls || Bun.deepEquals(calls, parsed.calls));
 
 /** The value of the header X-Service-Policy-Warning for a call that passes; null when nothing warns. */
 export function warningOf(rows: readonly DecisionRow[]): string | null {

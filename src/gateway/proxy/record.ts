@@ -156,6 +156,5 @@ export async function withId<T>(id: string, work: Promise<T>): Promise<T> {
 }
 
 /** The idempotency key or payment belongs to a call on the other path: polled instead of streamed, or the reverse. */
-export function otherPathFault(id: string): Fault {
-  return recordedFault(new Fault("conflict", "this key or payment belongs to a call on the agent's other path"), id);
-}
+export const otherPathFault = (id: string): Fault =>
+  recordedFault(new Fault("conflict", "this key or payment belongs to a call on the agent's other path"), id);

@@ -467,6 +467,5 @@ async function parse(_: InvocableAgent, body: CallBody, { headers, caller }: Pro
   return { method, tool, calls, echoedMcpHeaders, listsTools: listsTools(parsed) };
 }
 
-function listsTools(parsed: RpcMessages | RpcProblem): boolean {
-  return parsed.ok && parsed.messages.some(({ method }) => method?.endsWith("/list"));
-}
+const listsTools = (parsed: RpcMessages | RpcProblem): boolean =>
+  parsed.ok && parsed.messages.some(({ method }) => method?.endsWith("/list"));

@@ -238,9 +238,8 @@ function asList(isDenied: DeniedTools | null, { isNewest }: { readonly isNewest:
 }
 
 /** Asks the database only if the claim is so old that other replicas may have ended the call. */
-async function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Promise<boolean> {
-  return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || holdsClaim(read, key, token);
-}
+const isStillClaimed = async ({ read }: Store, { key, token, claimedAt }: OpenedCall): Promise<boolean> =>
+  !isOlder(claimedAt, CLAIM_BELIEVED_MS) || holdsClaim(read, key, token);
 
 function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Readonly<Record<string, string>>): Fault {
   const away = cause instanceof CallError ? cause.away : cause;

@@ -34,9 +34,8 @@ export function beginCallSpan(tracer: Tracer, call: SpannedCall): Span {
 }
 
 /** The call with headers that name the span instead of its parent. */
-export function spanned<T extends Pick<Call, "headers">>(call: T, span: Span | null): T {
-  return span === null ? call : { ...call, headers: naming(span, call.headers) };
-}
+export const spanned = <T extends Pick<Call, "headers">>(call: T, span: Span | null): T =>
+  span === null ? call : { ...call, headers: naming(span, call.headers) };
 
 export function endCallSpan(span: Span, { error_class, upstream_status }: Ending): void {
   // By OpenTelemetry's conventions: the status if there is one, else the error class.

@@ -140,9 +140,8 @@ export interface CredentialHeader {
 
 type HeaderList = Array<[name: string, value: string]>;
 
-export function credentialHeaders(credential: CredentialHeader | null): HeaderList {
-  return credential === null ? [] : [[credential.name, credential.value]];
-}
+export const credentialHeaders = (credential: CredentialHeader | null): HeaderList =>
+  credential === null ? [] : [[credential.name, credential.value]];
 
 /** @param invocationId null for a connection that is not an invocation */
 export function ownHeaders(requestId: string, invocationId: string | null): HeaderList {

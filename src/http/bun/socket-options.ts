@@ -72,7 +72,6 @@ export function keepReceiveBufferSmall(socket: object, bytes: number = BUFFER_BY
 
 /**
  * Finds the port's listening socket, enlarges its backlog, and makes the receive buffers of its connections small.
- *
  * @param from the lowest descriptor that was free before the port was opened: to examine all 32,768 took 15 ms of every start. The
  *   search goes round, up to `below`, in case another thread freed a lower one meanwhile
  * @returns the port's descriptor; null when it was not found

@@ -1,7 +1,6 @@
 // Reads the bodies of answers within bounds, and decodes their Content-Encoding. Sizes count decoded bytes. A body is decoded
 // only as its reader asks for it, and only after the most memory that its codings may need has been charged, so neither a
 // decompression bomb nor endless input without output takes more than its tenant's share.
-
 import { joined } from "../../core/bytes.ts";
 import { errorCode } from "../../core/fault.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -69,9 +68,7 @@ function codingsIn(headers: AnswerHeaders): Codings {
 }
 
 /** Whether decoding changes the bytes, so that headers that describe the encoded ones no longer apply. */
-export function isEncoded(headers: AnswerHeaders): boolean {
-  return codingsIn(headers).list.length > 0;
-}
+export const isEncoded = (headers: AnswerHeaders): boolean => codingsIn(headers).list.length > 0;
 
 export interface DecodedFor {
   readonly tenant: string;

@@ -39,9 +39,8 @@ const KEEP_ALIVE_TIMEOUT = /(?:^|[,;\s])timeout=(\d{1,9})\s*(?:$|[,;])/i;
  * The pool key of a connection. Names with one address share none, since their servers may belong to different owners. Nor do
  * tenants: what one has left on a connection must not meet another's request.
  */
-function poolKey({ target, address, tenant, tlsContext }: PinnedRequest): string {
-  return JSON.stringify([tenant, target.isTls, address, target.host, target.serverName, tlsContext.name]);
-}
+const poolKey = ({ target, address, tenant, tlsContext }: PinnedRequest): string =>
+  JSON.stringify([tenant, target.isTls, address, target.host, target.serverName, tlsContext.name]);
 
 function headOf({ target, method, fields, body = null }: PinnedRequest): string {
   const length = body === null && method !== "POST" ? "" : `content-length: ${body?.byteLength ?? 0}\r\n`;
@@ -263,9 +262,8 @@ export function openTransport() {
     return outcome.value;
   }
 
-  async function dialAndSend(request: PinnedRequest, key: string): Promise<Answer> {
-    return sendOn(await (request.tlsContext.isSlowToSign ? connectSlowly : connect)(request, key), request);
-  }
+  const dialAndSend = async (request: PinnedRequest, key: string): Promise<Answer> =>
+    sendOn(await (request.tlsContext.isSlowToSign ? connectSlowly : connect)(request, key), request);
 
   function sendOn(connection: UpstreamConnection, request: PinnedRequest): Promise<Answer> {
     return request.leaving === undefined

@@ -1,6 +1,5 @@
 // One request on a connection and its answer. Bytes that arrived before the connection broke are delivered before the error.
 // The answer is received no faster than its reader takes it, and no faster than its tenant's share of memory allows.
-
 import { errorName } from "../../core/fault.ts";
 import type { ErrorDetail } from "../../core/states.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
@@ -48,9 +47,7 @@ const REASONS: readonly (readonly [codes: RegExp, reason: ErrorDetail])[] = [
 ];
 
 /** @param code of a connection's error */
-export function reasonOf(code: string): ErrorDetail | null {
-  return REASONS.find(([codes]) => codes.test(code))?.[1] ?? null;
-}
+export const reasonOf = (code: string): ErrorDetail | null => REASONS.find(([codes]) => codes.test(code))?.[1] ?? null;
 
 /** The error of a connection that failed when the request may have been sent. */
 export function lost(error: unknown): OutboundError {

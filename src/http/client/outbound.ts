@@ -9,7 +9,6 @@
 //
 // A POST is sent once; other requests are retried when a pooled connection closes without an answer. So whatever must not
 // happen twice is sent as a POST.
-
 import { networkInterfaces } from "node:os";
 import { attempt, errorCode, errorName, Fault } from "../../core/fault.ts";
 import type { Address, HostRules } from "../../core/host.ts";
@@ -139,9 +138,7 @@ function joinedFields(pairs: HeaderFields): string {
   return [...headers].map(([name, value]) => `${name}: ${value}\r\n`).join("");
 }
 
-function unsendable(): OutboundError {
-  return new OutboundError("unreached", "a header holds characters that can't be sent");
-}
+const unsendable = (): OutboundError => new OutboundError("unreached", "a header holds characters that can't be sent");
 
 export function createOutbound(options: OutboundOptions): Outbound {
   const { rules, lookup } = options;

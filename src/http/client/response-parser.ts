@@ -3,7 +3,6 @@
 // one-byte chunks); here all chunks of a slice become one piece (0.2 µs each). A body with a Content-Length is only counted,
 // neither parsed nor copied.
 // One per thread, since the WebAssembly module calls back without naming the parser that it works for.
-
 import { MAX } from "../../kernel/limits.ts";
 
 /** A Content-Length that a number can hold exactly. */
@@ -342,9 +341,7 @@ export class FieldHeaders implements AnswerHeaders {
 }
 
 /** Whether a field has this name, given in lower case. Most names differ in length, which is cheap to see. */
-function isNamed(field: string, name: string): boolean {
-  return field.length === name.length && field.toLowerCase() === name;
-}
+const isNamed = (field: string, name: string): boolean => field.length === name.length && field.toLowerCase() === name;
 
 const BLANKS = new Set([0x09, 0x0a, 0x0d, 0x20]);
 

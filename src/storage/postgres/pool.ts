@@ -67,7 +67,6 @@ export type ConnectionPool = ReturnType<ReturnType<typeof createConnectionPools>
 /**
  * A client with one connection: Bun's own pool would open all connections at once, and hand out lost ones. The database is given
  * as an option too, since PGDATABASE would override the one in the URL.
- *
  * @param parameters startup parameters; a pooler refuses them, by which it can be detected
  */
 export function postgresClient(databaseUrl: string, parameters: Readonly<Record<string, number>> = {}): SQL {
@@ -235,7 +234,6 @@ export function createConnectionPools(databaseUrl: string) {
     return {
       /**
        * Runs `task` with a connection of its own. On one that was lost while idle the first statement fails; a retry gets a new one.
-       *
        * @param until deadline by performance.now(), at which the connection is closed
        * @param tenant the tenant whose turn it takes; null for the process's own work, which comes first
        * @throws Fault `unavailable` when no connection is available in time

@@ -156,7 +156,6 @@ const CALM_FACTOR = 4;
 /**
  * The clock of a database that several processes share: the server's time, extrapolated between two queries by the monotonic
  * clock of this process. So a step of this machine's clock changes nothing, and processes agree on what is due.
- *
  * @throws the error of the first query; later queries may fail, and the clock goes on
  */
 export async function openDatabaseClock(ask: () => Promise<number>, everyMs = ASK_EVERY_MS) {

@@ -118,7 +118,6 @@ const UNDONE = /^40(001|P01)$/;
  * Retries `attempt` until it succeeds, or until shortly before `until` (by performance.now()). One side of a conflict always
  * succeeds, but at `repeatable read` the release of a lock undoes all transactions that wait for it, so one of many may be
  * undone often. The backoff is a random time of up to 2, 4, 8 … 200 ms (full jitter), so that conflicts do not repeat.
- *
  * @param mayRepeat whether a try that lost its connection certainly changed nothing
  * @throws the error of the last try
  */
@@ -140,7 +139,6 @@ async function retrySerialization<T>(until: number, attempt: () => Promise<T>, m
 
 /**
  * Runs a task on a connection of the pool, and retries it when it was undone or lost its connection. The task must be repeatable.
- *
  * @throws the error as translated by postgresFailure
  */
 export async function retrySerializationOn<T>(

@@ -18,7 +18,6 @@ const BYTES_SPARED = 64 * MIB;
 /**
  * Copies everything that was committed before the call. The copy has mode 0600, appears under its name only when it is complete
  * and on disk, never replaces another file, and is marked as a copy.
- *
  * @param begins is told the file that is written, and the size that it will have
  * @throws StartupProblem when `from` holds no database, there is not enough space, or `to` can't be written
  */
@@ -124,7 +123,6 @@ const WORKING_FILES = ["-journal", "-wal", "-shm"];
 /**
  * Puts a new database in the place of one that no service uses: at every moment the name belongs to one of the two, whole. The old
  * one is kept as `before`. The new name is durable after `syncToDisk`. If this fails, everything is as before.
- *
  * @throws StartupProblem when another program uses the old database; the error of the file system or of SQLite
  */
 export function replaceSqlite(draft: string, path: string, before: string): void {
@@ -157,7 +155,6 @@ export function replaceSqlite(draft: string, path: string, before: string): void
 /**
  * Brings all of a database into its one file, so that it has no write-ahead log. `lock` keeps other programs from the file until
  * `close`. Until then this process must not open and close the file otherwise, which would end the lock.
- *
  * @returns null for a file that SQLite can't read
  * @throws StartupProblem when another program uses the file; SQLite's error
  */

@@ -127,9 +127,8 @@ const takeOverExpired = (asked: string) =>
    where idempotency_keys.expires_at <= ${asked}`;
 
 /** The parts of the body were stored too long ago and are being removed. */
-export function partsGone(): Fault {
-  return new Fault("unavailable", "the body could not be stored in time", { retryAfterSeconds: 1 });
-}
+export const partsGone = (): Fault =>
+  new Fault("unavailable", "the body could not be stored in time", { retryAfterSeconds: 1 });
 
 /** What differs between the three commands. */
 interface AcceptKind {
@@ -297,6 +296,5 @@ export function acceptOf({ row, body, idempotency }: Pick<Accepting, "row" | "bo
 }
 
 /** The earliest time of the batch's requests: a key that expired too early would let its call be made twice. */
-function earliest(inputs: readonly Accepting[]): number {
-  return Math.min(...inputs.map(({ idempotency }) => idempotency?.asked_at ?? Number.MAX_SAFE_INTEGER));
-}
+const earliest = (inputs: readonly Accepting[]): number =>
+  Math.min(...inputs.map(({ idempotency }) => idempotency?.asked_at ?? Number.MAX_SAFE_INTEGER));

@@ -60,9 +60,8 @@ const COUNT_FINAL = `
 const REMOVED_AT_ONCE_BYTES = MAX.capturedBytes;
 
 /** Whether a call leaves orphaned parts of its request: too many to remove in the same write. A streamed call stores few. */
-export function leavesParts(mode: Mode, size: number | null): boolean {
-  return mode === "transactional" && (size ?? 0) > REMOVED_AT_ONCE_BYTES;
-}
+export const leavesParts = (mode: Mode, size: number | null): boolean =>
+  mode === "transactional" && (size ?? 0) > REMOVED_AT_ONCE_BYTES;
 
 /** `leavesParts` for a row of a Postgres statement. */
 const LEAVES_PARTS = `(mode = 'transactional' and coalesce(req_size, 0) > ${REMOVED_AT_ONCE_BYTES})`;
@@ -263,9 +262,8 @@ select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, 
   },
 };
 
-function settlementAfter({ settlement_status }: EndedRow, { status }: Ending): SettledStatus {
-  return status === "failed" && settlement_status === LOST.from ? LOST.to : settlement_status;
-}
+const settlementAfter = ({ settlement_status }: EndedRow, { status }: Ending): SettledStatus =>
+  status === "failed" && settlement_status === LOST.from ? LOST.to : settlement_status;
 
 /** What listeners are told. @param settled the status of the settlement after the end */
 function callEnd({ key, ending, at, request_id, detail }: EndOfCall, row: EndedRow, settled: SettledStatus): CallEnd {
