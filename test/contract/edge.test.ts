@@ -58,6 +58,13 @@ contract((at) => {
       }
     });
 
+    test("/swagger without JavaScript leads to what can be read", async () => {
+      const [, text = ""] = /<noscript>(.*?)<\/noscript>/s.exec((await get("/swagger")).text) ?? [];
+      const links = [...text.matchAll(/href="([^"]+)"/g)].map(([, href = ""]) => `/${href}`);
+      expect(links).toEqual(["/docs/api", "/swagger/json"]);
+      for (const link of links) expect([link, (await get(link)).status]).toEqual([link, 200]);
+    });
+
     test("/swagger is a page and /swagger/json the document that names every route", async () => {
       const page = await get("/swagger");
       expect([page.status, page.headers.get("content-type")]).toEqual([200, expect.stringMatching("text/html")]);

@@ -92,7 +92,7 @@ function outboundAdvice({ kind, message }: OutboundError): string | null {
   if (kind === "blocked") return "TOLLGATE_ALLOW_HOSTS exempts a trusted host from the host rules";
   if (/\bCERT_HAS_EXPIRED/.test(message)) return "its certificate must be renewed";
   if (/WRONG_VERSION_NUMBER/.test(message))
-    return "it speaks plain HTTP there: name the port with mutual TLS (TOLLGATE_PORT of the facilitator, not TOLLGATE_OPEN_PORT)";
+    return "it speaks plain HTTP there: name its TLS port (a facilitator's is TOLLGATE_PORT, not TOLLGATE_OPEN_PORT)";
   if (UNTRUSTED.test(message)) return "name its CA in TOLLGATE_CA_FILE, or in the bundle of the credential";
   return null;
 }

@@ -41,6 +41,9 @@ const PAGE = `<!doctype html>
     <script src="swagger/initializer.js" defer></script>
   </head>
   <body>
+    <noscript>
+      <p>This page needs JavaScript. Without it, read the <a href="docs/api">manual</a> or the <a href="swagger/json">document of the API</a>.</p>
+    </noscript>
     <div id="swagger-ui"></div>
     <p id="said" role="status"></p>
   </body>
