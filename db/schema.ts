@@ -1,6 +1,6 @@
-// Every table, in one file since queries join them, defined once for both databases by the column types of columns.ts. Keys,
-// indexes and constraints are in the migrations, since they differ. Times are milliseconds since the epoch unless a comment
-// says otherwise, JSON is stored as text, and every row of a tenant has a `tenant` column.
+// Every table, defined once for both databases by the column types of columns.ts, in one file because queries join tables. Keys,
+// indexes and constraints are in the migrations, because the databases differ in them. Times are milliseconds since the epoch
+// unless a comment says otherwise, JSON is stored as text, and every row of a tenant has a `tenant` column.
 import { type Column, type GetColumnData, inArray, type SQL, sql } from "drizzle-orm";
 import type { Hex } from "../src/core/bytes.ts";
 import type * as states from "../src/core/states.ts";
@@ -84,7 +84,7 @@ function listTables(c: Columns) {
       count: c.whole().notNull(),
     }),
 
-    /** The agents in each list by status, protocol and tag. */
+    /** Which agents are in which list. There is a list for each status, protocol and tag. */
     agentLists: c.table("agent_lists", {
       tenant: c.text().notNull(),
       /** See gateway/agents/lists.ts. */
@@ -118,7 +118,7 @@ function invocationColumns(c: Columns) {
     mode: c.text().$type<states.Mode>().notNull(),
     status: c.text().$type<states.InvocationStatus>().notNull(),
     error_class: c.text().$type<states.ErrorClass>(),
-    /** Null also for calls that programs before schema version 3 have ended. */
+    /** Also null for calls that were ended by a program older than schema version 3. */
     error_detail: c.text().$type<states.ErrorDetail>(),
     model: c.text(),
     mcp_method: c.text(),
@@ -290,7 +290,7 @@ function paymentTables(c: Columns) {
       sent_at: c.whole(),
       /** When the first attempt with an unknown outcome ended. */
       unknown_since: c.whole(),
-      /** How long the facilitator has been asked since then, downtime of the gateway aside. */
+      /** How long the facilitator has been asked since then, not counting time in which the gateway was down. */
       asked_ms: c.whole().notNull(),
       /** The upstream's credential, which can't be deleted before the call has ended. */
       call_credential_ref: c.text(),
@@ -457,7 +457,7 @@ function facilitatorTables(c: Columns) {
       /** The UTC day, `2026-11-21`. */
       day: c.text().notNull(),
       reserved: c.text().notNull(),
-      /** Wei that the account's reverted transactions have cost, counted on the day on which that was found. */
+      /** Wei that the account's reverted transactions have cost, counted on the day on which the revert was found. */
       gas_burned: c.text().notNull(),
       /** Wei that all its transactions have cost and open payments reserve; counted only where there is a limit. */
       gas_used: c.text().notNull(),
@@ -485,7 +485,7 @@ function facilitatorTables(c: Columns) {
       gas_held: c.text().notNull(),
       /** The UTC day on which its revert was found. */
       reverted_on: c.text(),
-      /** The wallet whose holder sends it, and the simulation's result. Null in claims of an earlier version. */
+      /** The wallet whose holder sends the payment. It and the simulation's result below are null in claims of earlier versions. */
       wallet: c.text().$type<Hex>(),
       gas_limit: c.text(),
       may_share: c.flag(),
@@ -595,8 +595,8 @@ export function defineSchema(c: Columns) {
 
 export type Tables = ReturnType<typeof defineSchema>;
 
-/** Matches calls that do not wait for a payment. The partial index of pending calls is used for exactly this text only. */
-export const paidFor = ({ settlement_status }: Tables["openInvocations"]) =>
+/** Matches calls that wait for no payment. The partial index of pending calls is used for exactly this text only. */
+export const awaitsNoPayment = ({ settlement_status }: Tables["openInvocations"]) =>
   sql`coalesce(${settlement_status}, '') <> 'pending'`;
 
 /** `column in (…)`, padded with the last value to a power of two: Postgres keeps a statement prepared for each number of values. */

@@ -188,7 +188,7 @@ and open its keys; no copy contains master.key, so keep that file too; --verify 
   restore: {
     forms: [`[FILE] [--yes] ${DATA}`],
     summary: "restore a backup, or mark a database as restored (before starting the service)",
-    about: `put FILE, a copy by tollgate backup, in the place of the SQLite database, once it is checked; without FILE, mark a
+    about: `check FILE, a copy made by tollgate backup, and replace the SQLite database by it; without FILE, mark a
 database that another tool has restored. What was open in that state may have happened since: waiting calls end unmade, and
 payments that were signed before are refused. If calls are waiting and nothing marks the database as a copy, it asks first on
 a terminal`,
@@ -208,7 +208,7 @@ source <(tollgate completion bash) into ~/.bashrc`,
   help: {
     forms: ["[TOPIC]", "COMMAND [COMMAND]", "WORD [WORD ...]", "--all"],
     summary: "print a page of the manual, or the help of a command",
-    about: `print a page of the manual, or the help of a command, or look for words in the manual; with --all every command and every variable, as tollgate --help;
+    about: `print a page of the manual, or the help of a command, or look for words in the manual; with --all print every command and every variable, like tollgate --help;
 tollgate help configuration is the page of all variables`,
     async run({ words, flags, problems }) {
       if (flags.has("all") && words.length > 0) problems.push("--all can't be combined with a topic or a command");

@@ -372,7 +372,7 @@ describe("where there is no gateway", () => {
     for (const name of ["echo", AGENT]) {
       const { code, stderr } = await runAt(`${gateway.url}/v1`, [name], token);
       expect(code).toBe(3);
-      expect(stderr).toContain("--url ends in the path /v1, after which /v1/… is asked for: check it");
+      expect(stderr).toContain("--url has the path /v1, so /v1/v1/… was asked for: check it");
     }
   });
 });

@@ -588,7 +588,7 @@ const WRONG: readonly Wrong[] = [
     words: "call a --url g.test?key=hunter2",
     env: { TOLLGATE_TOKEN: "hunter2" },
     told: [
-      "without user, query and fragment\n",
+      "without user information, query or fragment\n",
       "it does not have the three parts of a token, in base64url with dots between them",
     ],
   },
@@ -596,7 +596,7 @@ const WRONG: readonly Wrong[] = [
     words: "call a hello world -d x -q --max-price .01",
     env: { TOLLGATE_TOKEN: "Bearer hunter2" },
     told: [
-      "hello is not expected here: --data takes a text, in quotes if it has blanks",
+      "hello is not expected here: --data takes text; put it in quotes if it contains spaces",
       "-d is not a flag: flags begin with two hyphens; did you mean --data?",
       "-q is not a flag: flags begin with two hyphens\n",
       "--max-price must be a decimal number of USDC, like 5 or 0.5 and not .5, with 1 to 6 digits before the point",
@@ -612,7 +612,7 @@ const WRONG: readonly Wrong[] = [
       "--data needs a value: --data @FILE|-|TEXT",
       "--wait must be a whole number from 0 to 86400",
       "--max-price must be a decimal number of USDC, like 5 or 0.5",
-      "--url must be an http or https URL with a host and without user, query and fragment: did you mean http://localhost:8080?",
+      "--url must be an http or https URL with a host and without user information, query or fragment: did you mean http://localhost:8080?",
       `--token-file must be a file readable only by its owner (chmod 600), containing a token, as tollgate token prints it: ${at("none.crt")} does not exist`,
       `--payer-key-file must be a file readable only by its owner (chmod 600), containing one 32-byte hex private key (secp256k1): ${at("open.key")} is open to other users\n`,
       "--price is not a flag of this command",
@@ -626,7 +626,7 @@ const WRONG: readonly Wrong[] = [
       `--data must name a readable file after @: ${at("none.crt")} does not exist`,
       "--wait must be",
       "--max-price must be",
-      "--url must be an http or https URL with a host and without user",
+      "--url must be an http or https URL with a host and without user information",
       `: ${at("pipe")} is not a regular file`,
       `: ${at("secret.key")} does not contain one`,
     ],
@@ -810,5 +810,5 @@ test("the port of a facilitator that speaks plain HTTP is told as such", async (
   const url = `https://127.0.0.1:${plain.port}`;
   const { code, stderr } = await run({ words: `${SET} ${url} --data-dir gateways`, told: [] });
   expect({ code, stderr }).toEqual({ code: 0, stderr: expect.stringContaining("it speaks plain HTTP there") });
-  expect(stderr).toContain("name the port with mutual TLS (TOLLGATE_PORT of the facilitator, not TOLLGATE_OPEN_PORT)");
+  expect(stderr).toContain("name its TLS port (a facilitator's is TOLLGATE_PORT, not TOLLGATE_OPEN_PORT)");
 });

@@ -194,5 +194,5 @@ async function disagreementToEnd(line: CommandLine, store: Store): Promise<Comma
   const { calls, paid } = await waitingCalls(store);
   if (calls === 0) return null;
   const ends = `this ends ${calls} waiting ${calls === 1 ? "call" : "calls"}, ${paid} of them paid`;
-  return disagreement(line, `Nothing in the database tells that it was restored, and ${ends}.`);
+  return disagreement(line, `Nothing in the database shows that it was restored, and ${ends}.`);
 }

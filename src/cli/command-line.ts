@@ -265,7 +265,7 @@ function strayProblem(word: string, { known, valueForm, wordsMax }: Grammar): st
   const flag = known.find((name) => valueForm(name)?.split("|").includes(word));
   const text = known.find((name) => valueForm(name)?.split("|").includes("TEXT"));
   const takes = wordsMax === 0 && known.length > 0 ? ": this command takes flags only" : "";
-  const none = text === undefined ? takes : `: --${text} takes a text, in quotes if it has blanks`;
+  const none = text === undefined ? takes : `: --${text} takes text; put it in quotes if it contains spaces`;
   const hint = flag === undefined ? none : `; did you mean --${flag} ${word}?`;
   return `${word === "" ? "an empty word" : shownWord(word)} is not expected here${hint}`;
 }

@@ -106,8 +106,9 @@ const PATH_LIKE = /^(?![A-Za-z0-9+/]{40,}=*$)(~|\.{0,2})\//;
 
 /** The path as problems show it. A text that is no path may be a secret in the wrong variable, and is never shown. */
 export function writtenPath(path: string, kind: "file" | "directory" = "file"): string {
-  const [dir, isLike] = [dirname(path), PATH_LIKE.test(path) || /\.\w{1,5}$/.test(path)];
-  return isLike || existsSync(path) || (dir.length > 1 && existsSync(dir)) ? resolve(path) : `that ${kind}`;
+  const dir = dirname(path);
+  const isLikePath = PATH_LIKE.test(path) || /\.\w{1,5}$/.test(path);
+  return isLikePath || existsSync(path) || (dir.length > 1 && existsSync(dir)) ? resolve(path) : `that ${kind}`;
 }
 
 export function wholeNumber(least: number, most: number): Kind<number> {
@@ -170,7 +171,7 @@ function parseUrl(value: string, protocols: readonly string[]): URL | undefined 
 /** The URL as it was written, since an issuer is compared with claims character by character. */
 export function httpUrl(parts: "query" | "no query"): Kind<string> {
   return {
-    must: `an http or https URL with a host and without user${parts === "query" ? "" : ", query"} and fragment`,
+    must: `an http or https URL with a host and without user information${parts === "query" ? "" : ", query"} or fragment`,
     parse: (value) => {
       const url = parseUrl(value, ["http:", "https:"]);
       if (url === undefined || /[#\s]/.test(value) || url.username + url.password !== "") return undefined;
@@ -418,7 +419,7 @@ export const privateKeys = listOf(
 const URLS_MAX = 16;
 
 export const rpcUrls = listOf(
-  `a comma-separated list of 1 to ${URLS_MAX} different http or https URLs without user and fragment`,
+  `a comma-separated list of 1 to ${URLS_MAX} different http or https URLs without user information and fragment`,
   URLS_MAX,
   httpUrl("query").parse,
 );

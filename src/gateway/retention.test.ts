@@ -17,9 +17,9 @@ import { bodyPartsOf } from "../wire/body.ts";
 import { findInvocation, readHistory } from "./invocations/history.ts";
 import { findByIdempotencyKey } from "./invocations/idempotency.ts";
 import { cleanUp } from "./invocations/retention.ts";
-import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow } from "./invocations/service.ts";
+import { accept, claim, endOpen, finish, type InvocationKey, type InvocationRow } from "./invocations/service.ts";
 import { attemptSettlement } from "./payment/attempt.ts";
-import { removeCallsOnLease } from "./retention.ts";
+import { removeCountedCallsOnLease } from "./retention.ts";
 
 const RETENTION = { body_days: 30, history_days: 60 };
 const LARGE = "x".repeat(700_000);
@@ -194,7 +194,7 @@ eachStore((makePlace, dialect) => {
       settle_request: JSON.stringify({ paymentPayload: { payload: { authorization } } }),
     };
     await store.write(({ db, tables: { payments: t } }) => db.insert(t).values(open));
-    await abandon(store, key, "cancelled", clock.time);
+    await endOpen(store, key, "cancelled", clock.time);
     clock.time += 100 * DAY_MS;
     let isCleaned = false;
     const write: Store["write"] = (work) =>
@@ -226,7 +226,7 @@ eachStore((makePlace, dialect) => {
     const late = await Promise.all(Array.from({ length: 30 }, () => put({ model: "m" })));
     await live(days, 3);
     const works = late.map((key, i) => async () => {
-      if (i % 3 === 0) await store.write((tx) => abandon(tx, key, "cancelled", clock.time));
+      if (i % 3 === 0) await store.write((tx) => endOpen(tx, key, "cancelled", clock.time));
       else if (i % 3 === 1) await end(key);
       await call({ model: "m" });
     });
@@ -300,12 +300,12 @@ test("what replicas have counted of callers is removed by one of them, and by no
   const put = () => client`insert into caller_calls values ('acme', 'agt_1', 'alice', 1, 1)`;
   const left = async () => (await client`select at from caller_calls`).length;
   await put();
-  expect(await removeCallsOnLease(store)).toBe(true);
+  expect(await removeCountedCallsOnLease(store)).toBe(true);
   expect(await left()).toBe(0);
   await put();
-  expect([await removeCallsOnLease(other), await removeCallsOnLease(store)]).toEqual([false, false]);
+  expect([await removeCountedCallsOnLease(other), await removeCountedCallsOnLease(store)]).toEqual([false, false]);
   expect(await left()).toBe(1);
   await client`update job_leases set next_at = 0 where job = 'caller calls'`;
-  expect(await removeCallsOnLease(other)).toBe(true);
+  expect(await removeCountedCallsOnLease(other)).toBe(true);
   for (const one of [store, other]) await one.close();
 });

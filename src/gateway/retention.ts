@@ -10,14 +10,15 @@ import { removeFullBuckets } from "./agents/store.ts";
 import { removeOldNotes } from "./invocations/lost-commits.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";
-import { removeOldCalls } from "./policy/observed-rate.ts";
+import { removeCountedCalls } from "./policy/observed-rate.ts";
 import { removeOldReceipts } from "./receipts/store.ts";
 
-/** A commit that waits for a standby server can come as late as the standby's return. */
+/** How long notes of refused calls are kept. A commit that waits for a standby server may arrive only when the standby is back. */
 const REFUSAL_NOTE_DAYS = 7;
 
-/** How often to remove the calls that replicas have counted, useless after minutes: while there are some, and otherwise. */
-const [CALLS_EVERY_MS, CALLS_SELDOM_MS] = [30_000, 480_000];
+/** How often to remove counted calls (policy/observed-rate.ts), useless after minutes: while there are some, and otherwise. */
+const CALLS_EVERY_MS = 30_000;
+const CALLS_SELDOM_MS = 480_000;
 
 /** Starts the clean-up. Returns a function that stops it. */
 export function startRetention(store: Store, retention: Retention, log: Log): () => void {
@@ -36,16 +37,16 @@ export function startRetention(store: Store, retention: Retention, log: Log): ()
     ]);
   });
   // Null where the process has the database to itself and counts calls in memory.
-  const calls = store.isShared ? startRemovingCalls(store, log) : null;
+  const calls = store.isShared ? startRemovingCountedCalls(store, log) : null;
   return () => {
     stop();
     calls?.stop();
   };
 }
 
-function startRemovingCalls(store: Store, log: Log): Poll {
+function startRemovingCountedCalls(store: Store, log: Log): Poll {
   return poll({ leastMs: CALLS_EVERY_MS, mostMs: CALLS_SELDOM_MS }, () =>
-    removeCallsOnLease(store).catch((error) => {
+    removeCountedCallsOnLease(store).catch((error) => {
       log.warn("cleanup_failed", { error });
       return false;
     }),
@@ -53,7 +54,7 @@ function startRemovingCalls(store: Store, log: Log): Poll {
 }
 
 /** Returns whether this process has the lease and has removed some calls. */
-export async function removeCallsOnLease(store: Store): Promise<boolean> {
+export async function removeCountedCallsOnLease(store: Store): Promise<boolean> {
   if (!store.isShared || !(await leaseJob(store, "caller calls", 0.9 * CALLS_EVERY_MS))) return false;
-  return (await removeOldCalls(store.execute)) > 0;
+  return (await removeCountedCalls(store.execute)) > 0;
 }

@@ -47,7 +47,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier] = [createInFlight(), createVerifier(options.network.token.domain)];
+  const admitting = createInFlight();
+  const verifier = createVerifier(options.network.token.domain);
   const stopComputing = startComputeThreads(log);
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);

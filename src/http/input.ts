@@ -30,7 +30,7 @@ export function requireJsonType(request: Request): void {
 }
 
 /** Reads a request's JSON body, checks it and passes it to `use`. Few large bodies are held at a time, each until `use` has ended. */
-export function bodyUser<T extends TSchema>(schema: T, { freeField, ...known }: BodyOptions = {}) {
+export function withBody<T extends TSchema>(schema: T, { freeField, ...known }: BodyOptions = {}) {
   // Compiled for the first body: one takes a few milliseconds, and compiling all of them took a tenth of every start.
   let checker: TypeCheck<T> | null = null;
 
@@ -57,7 +57,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField, ...known }: 
 }
 
 export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = {}) {
-  const use = bodyUser(schema, options);
+  const use = withBody(schema, options);
   return (request: Request): Promise<Static<T>> => use(request, async (value) => value);
 }
 

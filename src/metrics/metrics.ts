@@ -256,7 +256,8 @@ const HALF_MS = 30_000;
 
 /** The longest recent pause of an event loop. Reading it does not reset it, so that several scrapers may read it. */
 export function createLoopLag(monotonic: () => number = () => performance.now()) {
-  let [previous, longest] = [0, 0];
+  let previous = 0;
+  let longest = 0;
   let halfEndsAt = monotonic() + HALF_MS;
 
   function rotate(): void {

@@ -61,7 +61,7 @@ function commitDate(): Date {
 
 const isPlatform = (name: string): name is Platform => name in PLATFORMS;
 
-/** Bun's names of the platforms. Its one build for x64 detects AVX2 by itself; the `baseline` build is the same byte for byte. */
+/** Bun's names of the platforms. Its x64 build detects AVX2 by itself; the `baseline` build for x64 is byte for byte the same. */
 export const PLATFORMS = {
   "linux-x64": "bun-linux-x64",
   "linux-x64-musl": "bun-linux-x64-musl",
@@ -144,10 +144,10 @@ function bill(binaries: readonly Binary[], packages: readonly BundledPackage[]):
 
   const bom = new Models.Bom({ metadata: new Models.Metadata({ timestamp: commitDate(), component: product }) });
   for (const part of parts.values()) bom.components.add(part);
-  for (const { file, sha256, runtime } of binaries) {
+  for (const { file, sha256: digest, runtime } of binaries) {
     const bun = packaged({ ...runtime, license: "MIT" }, runtime.integrity, Enums.ComponentType.Platform);
     const binary = new Models.Component(Enums.ComponentType.File, file, { bomRef: file, version: manifest.version });
-    binary.hashes.set(Enums.HashAlgorithm["SHA-256"], sha256);
+    binary.hashes.set(Enums.HashAlgorithm["SHA-256"], digest);
     link(binary, bun);
     link(binary, product);
     bom.components.add(bun);

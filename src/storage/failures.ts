@@ -146,13 +146,13 @@ export const askTogether = <T>(answer: Promise<T>): Promise<T> =>
   askStore(MAX.storeMs, (until) => within(until - performance.now(), answer));
 
 const PAUSE_MS_FIRST = 100;
-const PAUSE_MS_MOST = 5_000;
+const PAUSE_MS_MAX = 5_000;
 
 /** Retries a step with exponential backoff while the store is unavailable, its request, if any, may wait, and `stop` is false. */
-export function untilStored<T>(step: () => Promise<T>, stop: () => boolean, pauseMsMost = PAUSE_MS_MOST): Promise<T> {
+export function untilStored<T>(step: () => Promise<T>, stop: () => boolean, pauseMsMax = PAUSE_MS_MAX): Promise<T> {
   // The pauses are part of the wait: a store that refuses at once is away for as long as one that does not answer.
   return countWait(async (until) => {
-    for (let pause = PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, pauseMsMost)) {
+    for (let pause = PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, pauseMsMax)) {
       try {
         return await step();
       } catch (error) {

@@ -103,7 +103,8 @@ export function createMembership<Read = undefined>({ store, log, id, kind, read 
   const mayJudge = (databaseNow: number) => !store.isShared || trust.holds(databaseNow);
 
   async function renew(): Promise<Renewal<Read>> {
-    const [askedAt, carried] = [thisMoment(), facts];
+    const askedAt = thisMoment();
+    const carried = facts;
     const seen = await store.write(
       async (tx) => {
         const now = await renewProcess(tx, { id, kind }, carried);

@@ -32,7 +32,8 @@ interface BatchFailure {
 export function createExporter({ endpoint, headers, outbound }: CollectorOptions) {
   const url = `${endpoint.replace(/\/+$/, "")}/v1/traces`;
   const sent = [["content-type", "application/x-protobuf"] as const, ...headers];
-  const [stopping, aborted] = [Promise.withResolvers<void>(), new AbortController()];
+  const stopping = Promise.withResolvers<void>();
+  const aborted = new AbortController();
   const inFlight = createInFlight();
 
   async function sendOnce(body: Uint8Array): Promise<BatchFailure | null> {

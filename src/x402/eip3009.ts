@@ -57,7 +57,7 @@ export function recoverSigner(domain: Hex, authorization: Authorization, signatu
     const key = new secp256k1.Signature(plain.r, plain.s).addRecoveryBit(plain.recovery).recoverPublicKey(digest);
     return `0x${keccak_256(key.toRawBytes(false).subarray(1)).subarray(12).toHex()}`;
   } catch {
-    // Not every r is the x of a point on the curve, and one s leads to no key.
+    // Not every r is the x coordinate of a point on the curve, and for one value of s the recovered point is no public key.
     return null;
   }
 }

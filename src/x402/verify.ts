@@ -63,7 +63,7 @@ export function keyOf({ chainId, token }: Network, { from, nonce }: Pick<Authori
 // tenant's only one, so that it does not queue behind others' many. The rest run on compute threads.
 
 /** Up to so many in flight, the main thread is done before another thread would have started. */
-const INLINE_MOST = 4;
+const INLINE_MAX = 4;
 
 export const SIGNATURE: ComputeTask<SignedAuthorization, SignedBy> = { name: "signature", run: checkSignature };
 
@@ -81,7 +81,7 @@ export function createVerifier(domain: Hex, waitingMax: number = MAX.verificatio
         isSingleInline = false;
       });
     }
-    if (slots.inUse <= INLINE_MOST) return verifyInline();
+    if (slots.inUse <= INLINE_MAX) return verifyInline();
     // What a thread failed to do is done here, where a real problem throws its own error.
     return compute(SIGNATURE, signed, { tenant: owner, bytes: 0 }).catch(verifyInline);
   }

@@ -19,7 +19,7 @@ const KINDS: readonly Kind[] = [
   {
     path: "/v1/agents",
     max: AGENTS_MAX,
-    counted: `${AGENTS_MAX} agents that are not inactive`,
+    counted: `${AGENTS_MAX} agents, deleted ones not counted`,
     fields: () => ({ name: unique("agent"), upstream_url: PUBLIC_URL, tags: ["red"] }),
     total: async (tenant) => (await tenant.send("GET", "/v1/agents")).body.total,
   },

@@ -103,7 +103,7 @@ export const FIGURES: readonly Figure[] = [
   { what: "product files", most: 234, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 46_962,
+    most: 46_989,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -142,7 +142,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 125,
+    most: 131,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

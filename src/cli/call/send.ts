@@ -66,7 +66,7 @@ function whatCame({ access: { url } }: CallRun, answer: GatewayAnswer, did = `it
   const { status, headers, text } = answer;
   const { pathname } = new URL(url);
   const isElsewhere = status === STATUS.not_found && pathname !== "/";
-  const hint = isElsewhere ? `; --url ends in the path ${pathname}, after which /v1/… is asked for: check it` : "";
+  const hint = isElsewhere ? `; --url has the path ${pathname}, so ${pathname}/v1/… was asked for: check it` : "";
   const reason = reasonIn(answer);
   // A gateway sends this header with every answer, and no body where it has nothing to say.
   const isGateways = headers.has("x-request-id") && status >= 400 && (reason !== "" || text === "");
@@ -245,7 +245,7 @@ async function sendOnce(run: CallRun, path: string, more: MoreHeaders, until: nu
     const id = headers.get(INVOCATION);
     if (id !== null && isId("inv", id)) run.invocation = id;
     const warning = headers.get("x-service-policy-warning");
-    if (warning !== null) tell(`warning of the policy: ${warning}`);
+    if (warning !== null) tell(`policy warning: ${warning}`);
     if (run.streams && isOfAgent(run, answer)) return { status, headers, text: "", body: undefined, stream: answer };
     return await readAnswer(answer, request);
   } finally {

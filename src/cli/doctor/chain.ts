@@ -193,5 +193,5 @@ function lowProblem({ title }: Network, balance: bigint, lowWaterWei: bigint, ot
   const text = `it has ${formatEther(balance)} ETH, less than TOLLGATE_GAS_LOW_WATER_WEI (${formatEther(lowWaterWei)} ETH)`;
   return othersAreAble
     ? warning(text, `send it ETH on ${title}: the other wallets carry on`)
-    : failure(text, `send it ETH on ${title}: no payment is settled before`);
+    : failure(text, `send it ETH on ${title}: until then no payment is settled`);
 }

@@ -134,8 +134,8 @@ export const revertsOf = async (reader: Reader, of: DayOfAccount, payer: Hex): P
 
 const revertsOfPayer = preparedRow(({ db, tables: { facilitatorPayments: t } }) => {
   const { payer, account, day } = bindAll(t, ["payer", "account", "day"]);
-  const isIts = and(eq(t.payer, payer), eq(t.reverted_on, day), eq(t.account, account));
-  return db.select({ reverts: count() }).from(t).where(isIts);
+  const isRevertOfDay = and(eq(t.payer, payer), eq(t.reverted_on, day), eq(t.account, account));
+  return db.select({ reverts: count() }).from(t).where(isRevertOfDay);
 });
 
 /** Adds the amounts, which may be negative, to what the day has used. A sum stays at 0 or above, even on a day cleaned up since. */

@@ -61,8 +61,8 @@ const create = (network: Network) =>
     errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
     answers: {
       over_limit: {
-        description: "The tenant has reached its limit of agents that are not inactive.",
-        example: overQuota(10_000, "agents that are not inactive").message,
+        description: "The tenant has reached its limit of agents, deleted ones not counted.",
+        example: overQuota(10_000, "agents, deleted ones not counted").message,
       },
     },
   });

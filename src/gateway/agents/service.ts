@@ -18,7 +18,7 @@ export interface AgentDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly rules: HostRules;
-  /** How many agents that are not inactive a tenant may have. */
+  /** How many live agents (active or pending) a tenant may have. */
   readonly agentsMax: number;
   /** Called for each agent that a write may have changed, before the write is acknowledged. */
   changed?(tenant: string, id: string): void;
@@ -44,11 +44,11 @@ export function priceOf(agent: InvocableAgent, tool: string | null): Price | nul
 /** The live agents that have a credential. */
 export const agentsOfCredential: CredentialUses = async (reader, { tenant, credentialId }, after, limit) => {
   const { agents: t } = reader.tables;
-  const isIts = and(eq(t.tenant, tenant), eq(t.credential_ref, credentialId), isNull(t.deleted_at));
+  const usesIt = and(eq(t.tenant, tenant), eq(t.credential_ref, credentialId), isNull(t.deleted_at));
   const found = await reader.db
     .select({ id: t.id, name: t.name, url: t.upstream_url })
     .from(t)
-    .where(and(isIts, gt(t.id, after)))
+    .where(and(usesIt, gt(t.id, after)))
     .orderBy(t.id)
     .limit(limit);
   return found.map(({ id, name, url }) => ({ id, url, name: `the agent ${JSON.stringify(name)} (${id})` }));
@@ -95,7 +95,7 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
         updated_at: now,
         deleted_at: null,
       };
-      const refused = overQuota(agentsMax, "agents that are not inactive");
+      const refused = overQuota(agentsMax, "agents, deleted ones not counted");
       // Only the check inside the write is exact, but a write that fails slows down the others of its group commit.
       if ((await totalOf(store.read, tenant, LIVE)) >= agentsMax) throw refused;
       await withFreeName("agent", () =>

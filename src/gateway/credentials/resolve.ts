@@ -97,7 +97,7 @@ function secretOpener(deps: ResolverDeps) {
 /** A key of this process alone, so that a fingerprint reveals nothing about its secret. */
 const fingerprintKey = randomBytes(32);
 
-/** Detects that a secrets store has changed a secret without a rotation here: MCP sessions of the old secret must end then. */
+/** Shows when a secrets store has changed a secret without a rotation here: MCP sessions of the old secret must then end. */
 const fingerprint = (secret: string): string =>
   new CryptoHasher("sha256", fingerprintKey).update(secret).digest("hex").slice(0, 16);
 

@@ -29,7 +29,7 @@ interface CredentialUse {
   readonly id: string;
   /** Where the secret goes; null for nowhere yet. */
   readonly url: string | null;
-  /** As an error tells the tenant. */
+  /** What the use is called in an error message to the tenant. */
   readonly name: string;
 }
 
@@ -136,7 +136,7 @@ async function secretColumns({ keyring }: CredentialDeps, tenant: string, id: st
  * agent that is changed at the same moment may be missed; its calls then fail, since the hosts are checked for each call too.
  * @throws Fault `conflict`, naming the use
  */
-async function refuseShutOut({ store, uses }: CredentialDeps, tenant: string, id: string, hosts: readonly string[]) {
+async function refuseOmission({ store, uses }: CredentialDeps, tenant: string, id: string, hosts: readonly string[]) {
   for (const each of uses) {
     const use = await useElsewhere(store.read, each, { tenant, credentialId: id }, hosts);
     if (use !== null) throw new Fault("conflict", `allowed_hosts: must include the host of ${use.name}`);
@@ -150,7 +150,7 @@ async function rotateOnce(deps: CredentialDeps, tenant: string, id: string, body
   const secret = checkedSecret(row.source, body);
   // Without `allowed_hosts` the list stays: a rotation must not allow the secret to go to other hosts.
   const allowed_hosts = body.allowed_hosts === undefined ? row.allowed_hosts : storedHosts(body.allowed_hosts);
-  if (body.allowed_hosts != null) await refuseShutOut(deps, tenant, id, decodeHosts(allowed_hosts) ?? []);
+  if (body.allowed_hosts != null) await refuseOmission(deps, tenant, id, decodeHosts(allowed_hosts) ?? []);
   const columns = await secretColumns(deps, tenant, id, row.version + 1, secret);
   return store.write(async (tx) => {
     const { credentials } = tx.tables;
@@ -224,7 +224,7 @@ export function createCredentialService(deps: CredentialDeps) {
   };
 }
 
-/** A row holds up to 64 KiB of a secret, which SQLite has to skip to reach the later columns. */
+/** Few, because a row holds up to 64 KiB of a secret, which SQLite has to skip in order to reach the later columns. */
 const ROWS_AT_ONCE = 64;
 const LAST_ID = "cred_~";
 

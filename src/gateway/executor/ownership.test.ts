@@ -10,7 +10,7 @@ import type { Store } from "../../storage/store.ts";
 import { PART_BYTES } from "../../wire/body.ts";
 import { findKey } from "../invocations/idempotency.ts";
 import { createLostCommits } from "../invocations/lost-commits.ts";
-import { abandon, accept } from "../invocations/service.ts";
+import { accept, endOpen } from "../invocations/service.ts";
 import { compareOnce, createClaims, createReplicaLease, endOrphans } from "../upstream/ownership.ts";
 
 const wallClock = { now: () => Date.now() };
@@ -177,7 +177,7 @@ test("a call that is cancelled before the answer of the write that took its bloc
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
   await scheduler.offerPending();
   await stored.promise;
-  expect(await abandon(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
+  expect(await endOpen(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
   scheduler.stop(one.row.id);
   answered.resolve();
   await untilEnded(other.row.id);
@@ -227,7 +227,7 @@ test("a call that is cancelled before the answer of the write that claimed it is
   const one = accepted(clock.now());
   const place = scheduler.reserve(one);
   await accept(scheduling.store(), one, place?.claim);
-  expect(await abandon(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
+  expect(await endOpen(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
   scheduler.stop(one.row.id);
   place?.run(one);
   await untilEnded(one.row.id);

@@ -5,7 +5,7 @@ import { Fault } from "../../core/fault.ts";
 import { CLAIM_BELIEVED_MS } from "../../kernel/time.ts";
 import type { Store } from "../../storage/store.ts";
 import { bodyPartsOf, freeMemory } from "../../wire/body.ts";
-import { type AcceptedCall, abandon, accept } from "../invocations/service.ts";
+import { type AcceptedCall, accept, endOpen } from "../invocations/service.ts";
 import { createClaims } from "../upstream/ownership.ts";
 import type { Outcome } from "./job.ts";
 import type { Scheduler } from "./scheduler.ts";
@@ -197,7 +197,7 @@ test("a call that is cancelled while its credential is resolved never reaches th
   const one = await scheduling.acceptOne("cred_1");
   offer(scheduler, one);
   await resolving.promise;
-  await scheduling.store().write((tx) => abandon(tx, one.row, "cancelled", clock.now()));
+  await scheduling.store().write((tx) => endOpen(tx, one.row, "cancelled", clock.now()));
   scheduler.stop(one.row.id);
   resolved.resolve();
   await untilEnded(one.row.id);
@@ -215,7 +215,7 @@ test("a call that is cancelled during the last look before it is made never reac
     ...scheduling.store(),
     get read() {
       // The look still finds the claim, since the cancel is stored right after it.
-      if (isLooking) cancelled ??= scheduling.store().write((tx) => abandon(tx, one.row, "cancelled", clock.now()));
+      if (isLooking) cancelled ??= scheduling.store().write((tx) => endOpen(tx, one.row, "cancelled", clock.now()));
       if (isLooking) scheduler.stop(one.row.id);
       return scheduling.store().read;
     },

@@ -58,7 +58,7 @@ export const storePartCommand: Command<BodyPart, boolean> = {
     };
   },
   postgres: {
-    // The removal changes the locked row first, so it waits even for a commit whose answer was lost.
+    // `for share` locks the note. A removal updates the note first, so it waits for this transaction, even for a lost commit.
     text: `
 with input as (select * from ${PART_INPUT.source}),
 begun as (
@@ -84,7 +84,7 @@ returning invocation_id, n`,
   },
 };
 
-/** Parts of one body in flight: the next part is ready when one is stored, and the event loop gets a turn in between. */
+/** Parts of one body in flight: enough that one is always ready to store, few enough that the event loop gets turns in between. */
 const STORED_AT_ONCE = 2;
 
 /**
@@ -105,8 +105,8 @@ export async function withStoredBody(
     return acceptedId;
   } finally {
     // Have the parts removed now, unless a call has been accepted with them. If this write fails, they go when they are due.
-    const body = { ...key, kind: "request" } as const;
-    const remove = () => store.write((tx) => beginRemoval(tx, body, Number.MAX_SAFE_INTEGER));
+    const orphan = { ...key, kind: "request" } as const;
+    const remove = () => store.write((tx) => beginRemoval(tx, orphan, Number.MAX_SAFE_INTEGER));
     if (acceptedId !== id) void outlastRequest(remove).catch(() => {});
   }
 }
@@ -118,14 +118,16 @@ async function storeParts(store: Store, key: InvocationKey, body: CallBody): Pro
   const parts = bodyPartsOf(body).map((bytes, n) => ({ key, n, bytes, dueAt }));
   for (let at = 0; at < parts.length; ) {
     const next = parts.slice(at, at + (at === 0 ? 1 : STORED_AT_ONCE));
-    const stored = await Promise.all(next.map((part) => store.execute(storePartCommand, part))).catch(tryLater);
+    const stored = await Promise.all(next.map((part) => store.execute(storePartCommand, part))).catch(
+      rethrowAsPartsGone,
+    );
     if (stored.includes(false)) throw partsGone();
     at += next.length;
   }
 }
 
-/** A UniqueViolation: a previous try, which lost its key to a call that is gone by now, has left parts that are being removed. */
-function tryLater(error: unknown): never {
+/** A UniqueViolation means that an earlier try, whose idempotency key went to another call, left parts that are being removed. */
+function rethrowAsPartsGone(error: unknown): never {
   throw error instanceof UniqueViolation ? partsGone() : error;
 }
 
@@ -201,12 +203,12 @@ const isOfBody = (t: Tx["tables"]["orphanedParts" | "bodyParts"], body: Orphaned
 /** Removes a few parts, and the note with the last of them. Returns whether there may be more. */
 async function removeSomeParts(tx: Tx, body: OrphanedBody, first: number): Promise<boolean> {
   const { bodyParts: t, orphanedParts: notes } = tx.tables;
-  const isLeft = and(isOfBody(t, body), gte(t.n, first));
-  const removed = await deleteSome(tx, t, [t.invocation_id, t.kind, t.n], isLeft, REMOVED_PARTS_AT_ONCE);
+  const isRemaining = and(isOfBody(t, body), gte(t.n, first));
+  const removed = await deleteSome(tx, t, [t.invocation_id, t.kind, t.n], isRemaining, REMOVED_PARTS_AT_ONCE);
   if (removed === REMOVED_PARTS_AT_ONCE) return true;
   // Another replica may be removing the same parts, so that this delete finds too few rows although some parts remain.
-  const left = tx.db.select({ n: t.n }).from(t).where(isLeft);
-  await tx.db.delete(notes).where(and(isOfBody(notes, body), eq(notes.due_at, 0), notExists(left)));
+  const remaining = tx.db.select({ n: t.n }).from(t).where(isRemaining);
+  await tx.db.delete(notes).where(and(isOfBody(notes, body), eq(notes.due_at, 0), notExists(remaining)));
   return false;
 }
 

@@ -5,15 +5,15 @@ import type { CallEnd } from "../../core/call.ts";
 import type { Store } from "../../storage/store.ts";
 import { findInvocation } from "./history.ts";
 import {
-  abandon,
   accept,
   claim,
   collectSettlement,
+  endOpen,
+  endPending,
   finish,
   type InvocationKey,
   type InvocationRow,
   refuseSettlement,
-  withdraw,
 } from "./service.ts";
 
 const UNSETTLED: Partial<InvocationRow> = { ...PAID, settlement_status: "pending" };
@@ -85,7 +85,7 @@ const WAYS: [string, (store: Store) => Promise<InvocationKey>, Partial<CallEnd>]
     async (store) => {
       const key = await put(store);
       await take(store, key);
-      await store.write((tx) => abandon(tx, key, "cancelled", now));
+      await store.write((tx) => endOpen(tx, key, "cancelled", now));
       return key;
     },
     { status: "failed", error_class: "cancelled", request_id: null, resp_size: null },
@@ -94,7 +94,7 @@ const WAYS: [string, (store: Store) => Promise<InvocationKey>, Partial<CallEnd>]
     "withdrawn before it ran",
     async (store) => {
       const key = await put(store, { mode: "streaming" });
-      await store.write((tx) => withdraw(tx, key, "cancelled", now));
+      await store.write((tx) => endPending(tx, key, "cancelled", now));
       return key;
     },
     { status: "failed", error_class: "cancelled", mode: "streaming" },
@@ -121,7 +121,7 @@ for (const [name, place] of Object.entries(places)) {
         const key = await run(store);
         // Whoever comes too late ends nothing.
         await end(store, key);
-        await store.write((tx) => abandon(tx, key, "internal", now));
+        await store.write((tx) => endOpen(tx, key, "internal", now));
         const row = await findInvocation(store.read, key.tenant, key.id);
         const ends = told.splice(0);
         expect([way, ends.length]).toEqual([way, 1]);

@@ -76,7 +76,7 @@ export async function capturedBody(reader: Reader, row: InvocationRow, kind: Bod
   return storedStart(reader, key, kind, Math.min(size, MAX.capturedBytes));
 }
 
-/** The query's filters, without its time window. The database keeps a total of the ended calls for each filter. */
+/** The filters of the query string, except its time window. The database keeps a total of the ended calls for each filter. */
 function readFilters(query: URLSearchParams): Filter[] {
   const filters: [CountDimension, string | null][] = [
     ["agent", query.get("agent_id")],
@@ -108,7 +108,7 @@ export async function readHistory(
   const filters = readFilters(query);
   const since = dateTime(query, "since");
   const until = dateTime(query, "until");
-  // No stored text holds U+0000, and Postgres refuses a parameter that does.
+  // No stored text contains U+0000, and Postgres refuses a parameter that contains it.
   if (filters.some(([, value]) => value.includes("\0"))) return { rows: [], total: 0, ...range };
   const [along, ...others] = filters.length < 2 ? filters : await mostSelectiveFirst(reader, tenant, filters);
   const path: ScanPath = {
@@ -149,7 +149,7 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
   const releasing = new AbortController();
   const released = releasing.signal;
 
-  /** After the release, waits for a reading one second more at most, since the store may hang. */
+  /** After the release, waits at most one more second for a read, because the store may hang. */
   function inTime(reading: Promise<InvocationRow>): Promise<InvocationRow> {
     return unlessAborted(released, reading).catch((error) => {
       if (!released.aborted) throw error;

@@ -13,7 +13,7 @@ export interface Idempotency {
   readonly body_sha256: string;
   /** Earliest possible time of the request, for expiry: a key that expired too early would let its call be made twice. */
   readonly asked_at: number;
-  /** Latest possible time of the request, from which the key's 24 hours count. */
+  /** Latest possible time of the request. The key's 24 hours count from it. */
   readonly latest: number;
 }
 
@@ -63,7 +63,7 @@ const keyLookUp: Command<WantedKey, KnownKey | null> = {
   },
 };
 
-/** The ID of the call that a key stands for; null when it is free. @throws Fault `conflict` when it had another body */
+/** The ID of the call that a key stands for; null when the key is free. @throws Fault `conflict` when that call had another body */
 export async function findByIdempotencyKey(reader: CommandRunner, owner: KeyOwner, wanted: Idempotency) {
   const known = await findKey(reader, owner, wanted);
   if (known === null) return null;
@@ -73,7 +73,7 @@ export async function findByIdempotencyKey(reader: CommandRunner, owner: KeyOwne
   return known.invocation_id;
 }
 
-/** As `findByIdempotencyKey`, whatever the body. */
+/** Like `findByIdempotencyKey`, but ignores the body. */
 export async function findKey(
   reader: CommandRunner,
   owner: KeyOwner,
@@ -94,6 +94,6 @@ export async function freeIdempotencyKey(tx: Tx, { tenant, id }: Pick<Invocation
   const { headers } = JSON.parse(row.call) as Call;
   const key = headers.find(([name]) => name === "idempotency-key")?.[1];
   if (key === undefined) return;
-  const isOwners = and(eq(t.tenant, tenant), eq(t.caller, row.caller), eq(t.agent_id, row.agent_id));
-  await tx.db.delete(t).where(and(isOwners, eq(t.key, key), eq(t.invocation_id, id)));
+  const belongsToOwner = and(eq(t.tenant, tenant), eq(t.caller, row.caller), eq(t.agent_id, row.agent_id));
+  await tx.db.delete(t).where(and(belongsToOwner, eq(t.key, key), eq(t.invocation_id, id)));
 }

@@ -14,7 +14,7 @@ import { orphanRequest } from "./bodies.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
 import type { InvocationKey } from "./service.ts";
 
-const PAUSE_MS_MOST = 500;
+const PAUSE_MS_MAX = 500;
 
 export interface UnsureCall extends InvocationKey {
   /** The token of the claim that was part of the unanswered write; null when that write left the call pending. */
@@ -25,7 +25,10 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
   let isStopped = false;
   const unnoted = new Set<string>();
 
-  /** Decides in one write: a stored record is accepted, without a note; else a note keeps a later record unclaimed. */
+  /**
+   * Decides in one write, and returns whether the call counts as accepted: if its record is stored. Otherwise a note stays, which
+   * keeps a record that appears later from being claimed.
+   */
   function decide({ tenant, id, claim }: UnsureCall, isLate: () => boolean): Promise<boolean> {
     return store.write(async (tx) => {
       const { refusedCalls: t } = tx.tables;
@@ -38,7 +41,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
 
   /** A record that appeared while the note was written may have been claimed elsewhere; such a call counts as accepted. */
   const wasAccepted = async (call: UnsureCall, isLate: () => boolean): Promise<boolean> =>
-    (await decide(call, isLate)) || (!isLate() && !(await isRefused(store, call)));
+    (await decide(call, isLate)) || (!isLate() && !(await removeIfRefused(store, call)));
 
   /** Stores the note of a call that was refused before its note could be stored. */
   async function refuse(call: UnsureCall): Promise<void> {
@@ -46,9 +49,9 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
       await untilStored(
         () => decide(call, () => true),
         () => isStopped,
-        PAUSE_MS_MOST,
+        PAUSE_MS_MAX,
       );
-      if (!(await isRefused(store, call))) throw new Error("the call was claimed before its note was stored");
+      if (!(await removeIfRefused(store, call))) throw new Error("the call was claimed before its note was stored");
     } catch (error) {
       const named = { tenant: call.tenant, invocation_id: call.id };
       log.error("refused_call_may_be_made", { ...named, error });
@@ -62,10 +65,10 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
     async wasStored(call: UnsureCall): Promise<boolean> {
       let isLate = false;
       unnoted.add(call.id);
-      // It goes on after the request, which has hardly any of its time left.
+      // Deciding goes on after the response, because hardly any of the request's time is left.
       const deciding = outlastRequest(() => wasAccepted(call, () => isLate));
       try {
-        // A caller is answered within ten seconds; 700 ms are what a write that ran into its timeout leaves.
+        // A caller must be answered within ten seconds. A write that has run into its timeout leaves 700 ms of them.
         const isStored = await within(700, deciding);
         unnoted.delete(call.id);
         return isStored;
@@ -76,9 +79,9 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
         return false;
       }
     },
-    /** Whether the call was refused, which removes its record. @throws Fault `unavailable` while that is undecided */
-    async isRefused(key: InvocationKey): Promise<boolean> {
-      if (!unnoted.has(key.id)) return isRefused(store, key);
+    /** Removes the record of a call that was refused, and returns whether it was. @throws Fault `unavailable` while undecided */
+    async removeIfRefused(key: InvocationKey): Promise<boolean> {
+      if (!unnoted.has(key.id)) return removeIfRefused(store, key);
       throw new Fault("unavailable", "the outcome is unknown; retry with the same Idempotency-Key", {
         retryAfterSeconds: 1,
       });
@@ -115,7 +118,7 @@ class AlreadyClaimed extends Error {}
  * Whether the call was refused. If so, its record is removed should it have appeared. A call that another process claimed
  * before the note was stored, or whose payment was sent, stays and does not count as refused.
  */
-async function isRefused(store: Store, { tenant, id }: InvocationKey): Promise<boolean> {
+async function removeIfRefused(store: Store, { tenant, id }: InvocationKey): Promise<boolean> {
   const note = await noteOf(store.read, { tenant, id });
   if (note === null) return false;
   try {
@@ -151,7 +154,7 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
 async function removeAppeared(store: Store): Promise<number> {
   const { openInvocations: t, refusedCalls: r } = store.read.tables;
   const appeared = await store.read.db.select({ tenant: t.tenant, id: t.id }).from(r).innerJoin(t, hasKey(t, r));
-  for (const key of appeared) await isRefused(store, key);
+  for (const key of appeared) await removeIfRefused(store, key);
   return appeared.length;
 }
 

@@ -6,11 +6,11 @@ import { eachStore } from "../../../test/support/stores/one-store.ts";
 import { clock } from "../../../test/support/stores/stores.ts";
 import type { Store } from "../../storage/store.ts";
 import {
-  abandon,
   accept,
   collectSettlement,
   confirmSettlement,
   denyReceipt,
+  endOpen,
   type InvocationRow,
   invocationByKey,
 } from "./service.ts";
@@ -44,7 +44,7 @@ eachStore((makePlace) => {
     const calls = [free, single, none, paid, late];
     const all = () => Promise.all(calls.map(kinds));
     expect(await all()).toEqual([[], [], [], [], []]);
-    await Promise.all(calls.map((key) => abandon(store, key, "internal", now)));
+    await Promise.all(calls.map((key) => endOpen(store, key, "internal", now)));
     const both = ["other", "receipt"];
     expect(await all()).toEqual([both, ["other"], [], both, []]);
     for (const _ of ["first", "again"]) {

@@ -4,7 +4,7 @@ import { accepted } from "../../../test/support/stores/invocations.ts";
 import { eachStore, useStore } from "../../../test/support/stores/one-store.ts";
 import type { Store } from "../../storage/store.ts";
 import { queueSize } from "./commands/queue.ts";
-import { abandon, accept, claim, type InvocationRow } from "./service.ts";
+import { accept, claim, endOpen, type InvocationRow } from "./service.ts";
 
 eachStore((makePlace) => {
   let store: Store;
@@ -28,7 +28,7 @@ eachStore((makePlace) => {
     await put(900_000, { mode: "streaming" });
     await put(900_000, { settlement_status: "pending" });
     const ended = await put(900_000);
-    await abandon(store, ended, "cancelled", now);
+    await endOpen(store, ended, "cancelled", now);
     const running = await put(900_000);
     await claim(store, { key: running, owner: "rep_1", token: "one", now });
     // Steps of every length, so that each ends once at the end of an agent, and once within.

@@ -101,8 +101,8 @@ function neededBy({ db, tables }: Tx, table: "payments" | "outbox") {
   const t = tables[table];
   // The key of the outbox begins with the kind.
   const ofKind = table === "outbox" ? inArray(tables.outbox.kind, OUTBOX_KINDS) : undefined;
-  const isIts = and(ofKind, isOfCall(t, tables.endedInvocations));
-  return db.select({ id: t.invocation_id }).from(t).where(isIts);
+  const isOfEndedCall = and(ofKind, isOfCall(t, tables.endedInvocations));
+  return db.select({ id: t.invocation_id }).from(t).where(isOfEndedCall);
 }
 
 async function removeKeys(tx: Tx, before: number, limit: number): Promise<number> {

@@ -19,10 +19,10 @@ import { callHeaders, capturedBody, findInvocation, readHistory } from "./histor
 import { cleanUp } from "./retention.ts";
 import {
   type AcceptedCall,
-  abandon,
   accept,
   claim,
   type Ending,
+  endOpen,
   finish,
   holdsClaim,
   type InvocationKey,
@@ -115,7 +115,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       expect(await end(key, FAILURE, tokens[winner])).toBe(true);
       expect(await end(key, SUCCESS)).toBe(false);
       expect(await take(key)).toBeNull();
-      expect(await store.write((tx) => abandon(tx, key, "cancelled", clock.now()))).toBe(false);
+      expect(await store.write((tx) => endOpen(tx, key, "cancelled", clock.now()))).toBe(false);
       expect((await findInvocation(store.read, "acme", key.id)).error_class).toBe("upstream_5xx");
     });
 
@@ -263,7 +263,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
             else if (kind === "claim") await take(key);
             else if (kind === "succeed") await end(key, SUCCESS);
             else if (kind === "fail") await end(key, FAILURE);
-            else await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
+            else await store.write((tx) => endOpen(tx, key, "cancelled", clock.now()));
             clock.time += DAY_MS / 10;
           }
           await expectExactTotals(store, tenant);

@@ -1,5 +1,5 @@
-// The life cycle of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a
-// write guarded by the states that its event may start from (core/states.ts). Those of every call are batched commands.
+// The life cycle of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a write
+// guarded by the states that its event may start from (core/states.ts). Those that every call passes are batched commands.
 import { and, eq, inArray, notExists, sql } from "drizzle-orm";
 import type { OutboxKind, Tables } from "../../../db/schema.ts";
 import type { Call, CallEnd } from "../../core/call.ts";
@@ -167,14 +167,14 @@ export interface ClaimedKey {
   readonly request_id: string;
 }
 
-/** Records how a running call ended. False when it had ended before: by a cancellation, or its replica was taken for dead. */
+/** Records how a running call ended. False when it had already ended: it was cancelled, or its replica was taken for dead. */
 export function finish(runner: CommandRunner, { key, token, request_id }: ClaimedKey, ending: Ending, now: number) {
   const { detail = null } = ending;
   return runner.execute(endCommand, { key, from: "running", token, ending, at: now, request_id, detail });
 }
 
 /** @param token ends the call only under this claim; null ends it under any */
-type Abandon = (
+type EndWithoutResponse = (
   runner: CommandRunner,
   key: InvocationKey,
   error_class: ErrorClass | null,
@@ -183,7 +183,7 @@ type Abandon = (
   error_detail?: ErrorDetail | null,
 ) => Promise<boolean>;
 
-function abandonAt({ from, to: status }: (typeof INVOCATION_EVENTS)["withdraw" | "fail"]): Abandon {
+function endFrom({ from, to: status }: (typeof INVOCATION_EVENTS)["withdraw" | "fail"]): EndWithoutResponse {
   return (runner, key, error_class, now, token = null, error_detail = null) => {
     const ending: Ending = { ...NO_RESPONSE, status, error_class, error_detail };
     return runner.execute(endCommand, { key, from, token, ending, at: now, request_id: null, detail: null });
@@ -191,14 +191,14 @@ function abandonAt({ from, to: status }: (typeof INVOCATION_EVENTS)["withdraw" |
 }
 
 /** Ends a pending call. False when it is not pending any more. */
-export const withdraw = abandonAt(INVOCATION_EVENTS.withdraw);
+export const endPending = endFrom(INVOCATION_EVENTS.withdraw);
 /** Ends a running call without a response. False when it is not running any more. */
-export const giveUp = abandonAt(INVOCATION_EVENTS.fail);
+export const endRunning = endFrom(INVOCATION_EVENTS.fail);
 
 /** Ends an open call, pending or running, without a response. False when it has ended before. */
-export const abandon: Abandon = async (...call) =>
+export const endOpen: EndWithoutResponse = async (...call) =>
   // States only go forward, so a call that is claimed between the two attempts is caught by the second.
-  (await withdraw(...call)) || giveUp(...call);
+  (await endPending(...call)) || endRunning(...call);
 
 /** Updates the settlement's details but not its status. @param settlement JSON of the settlement sub-record */
 export async function noteSettlement(
@@ -226,7 +226,7 @@ export async function collectSettlement(tx: Tx, key: InvocationKey, settlement: 
   if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal) await writeOutbox(tx, key);
 }
 
-/** Records a payment's final transaction, and the outbox of an ended call. @param settlement null leaves the details */
+/** Records a payment's final transaction, and the outbox of an ended call. @param settlement null leaves the details as they are */
 export async function confirmSettlement(tx: Tx, key: InvocationKey, settlement: string | null, now: number) {
   if (settlement !== null) await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
   await writeOutbox(tx, key);
@@ -240,12 +240,12 @@ export async function denyReceipt({ db, tables }: Tx, key: InvocationKey): Promi
   }
 }
 
-/** Records that the payment won't be collected: its call ends without being made, its key is freed. The first outcome stays. */
+/** Records that the payment won't be collected: its call ends unmade, and its idempotency key is freed. The first outcome stays. */
 export async function refuseSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number): Promise<void> {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "refuse", fields)) {
     await freeIdempotencyKey(tx, key);
-    await withdraw(tx, key, null, now);
+    await endPending(tx, key, null, now);
   } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await writeOutbox(tx, key);
 }
 
@@ -263,7 +263,7 @@ export const invocationByKey = preparedRow(({ db, tables: { invocations: t } }) 
   db.select().from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
-/** Compares an expression: with the bare column, planners prefer a partial index until the table is analysed. */
+/** Compares an expression, since for a bare column planners prefer a partial index until the table is analysed. */
 const statusIs = (column: Tables["openInvocations"]["status"], status: "pending" | "running") =>
   sql`coalesce(${column}, '') = ${status}`;
 

@@ -30,7 +30,7 @@ import { closeCollected, closeRefused, confirmPayment, isConfirming, markSending
 /** Nodes are asked until so long after an authorization expires: a minute longer than their blocks need for a proof. */
 const ASKED_SECONDS = PROOF_SECONDS + 60;
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
-const STORE_PAUSE_MS_MOST = 1_000;
+const STORE_PAUSE_MS_MAX = 1_000;
 
 export interface AttemptOptions extends StoreTools {
   readonly network: Network;
@@ -83,7 +83,7 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const { isPaid, isClosed } = await untilStored(
     () => store.write((tx) => record(tx, open, verdict, next)),
     () => stop.aborted,
-    STORE_PAUSE_MS_MOST,
+    STORE_PAUSE_MS_MAX,
   );
   // Of two replicas that learn the same outcome, the one that closes the payment counts it.
   const shownAs = shownVerdict(verdict, isUnsent(outcome));

@@ -30,7 +30,7 @@ export const configOfCredential: CredentialUses = async (reader, { tenant, crede
 };
 
 const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
-  const isIts = and(eq(t.tenant, GIVEN_KEY.tenant), eq(t.facilitator_credential_ref, sql.placeholder("ref")));
+  const usesIt = and(eq(t.tenant, GIVEN_KEY.tenant), eq(t.facilitator_credential_ref, sql.placeholder("ref")));
   // A collected payment needs no credential, and is final without it. The signed request tells that a payment is open: by the
   // time of its next attempt, Postgres would take the index of due payments for as good.
   const isUnsettled = and(isNotNull(t.settle_request), isNull(t.final_at));
@@ -38,7 +38,7 @@ const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
   return db
     .select({ id: facilitator, url: t.facilitator_url })
     .from(t)
-    .where(and(isIts, isUnsettled, gt(facilitator, sql.placeholder("after"))))
+    .where(and(usesIt, isUnsettled, gt(facilitator, sql.placeholder("after"))))
     .orderBy(facilitator)
     .limit(1);
 });

@@ -84,7 +84,7 @@ export function outcomeOf({ status, body, retryAfter, finalAfter }: JsonAnswer, 
 /** The time until finality that the facilitator states. It is bounded, since tenants choose their facilitators. */
 function finality(seconds: string | undefined): { readonly finalInMs?: number } {
   if (seconds === undefined || !/^[0-9]{1,6}$/.test(seconds)) return {};
-  return { finalInMs: Math.min(Number(seconds) * 1000, PAUSE_MS_MOST) };
+  return { finalInMs: Math.min(Number(seconds) * 1000, PAUSE_MS_MAX) };
 }
 
 function collected(answer: AnswerBody, { network: ours, payer, amount }: Expected, finalAfter?: string): SettleOutcome {
@@ -196,11 +196,11 @@ export function isUnsent(outcome: SettleOutcome): outcome is Extract<SettleOutco
 const isDecline = (outcome: SettleOutcome): boolean =>
   outcome.kind === "declined" && outcome.definite && !outcome.mayHaveLanded;
 
-export const PAUSE_MS_MOST = 60_000;
+export const PAUSE_MS_MAX = 60_000;
 
 /** Milliseconds until the next attempt: exponential backoff. @param random jitter, 0 to 1, which spreads many payments */
 export function pauseAfter(attempts: number, random: number): number {
-  const pause = Math.min(1_000 * 2 ** Math.min(attempts - 1, 16), PAUSE_MS_MOST);
+  const pause = Math.min(1_000 * 2 ** Math.min(attempts - 1, 16), PAUSE_MS_MAX);
   return Math.round(pause * (0.5 + random / 2));
 }
 

@@ -3,7 +3,7 @@
 import { count, eq, isNotNull, sql } from "drizzle-orm";
 import type { Store } from "../../storage/store.ts";
 import { MAX_TIMEOUT_SECONDS } from "../../x402/codec.ts";
-import { abandon } from "../invocations/service.ts";
+import { endOpen } from "../invocations/service.ts";
 
 const CALLS_AT_ONCE = 200;
 
@@ -34,7 +34,7 @@ export async function settleRestored(store: Store): Promise<void> {
     const ended = await store.write(async (tx) => {
       const { openInvocations: t } = tx.tables;
       const open = await tx.db.select({ tenant: t.tenant, id: t.id }).from(t).limit(CALLS_AT_ONCE);
-      for (const key of open) await abandon(tx, key, "internal", store.clock.now(), null, "process_ended");
+      for (const key of open) await endOpen(tx, key, "internal", store.clock.now(), null, "process_ended");
       return open.length;
     });
     if (ended < CALLS_AT_ONCE) return;

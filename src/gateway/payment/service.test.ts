@@ -13,7 +13,7 @@ import { until } from "../../../test/support/until.ts";
 import { silentLog } from "../../core/log.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { cleanUp } from "../invocations/retention.ts";
-import { abandon, claim } from "../invocations/service.ts";
+import { claim, endOpen } from "../invocations/service.ts";
 import { createRestoreGuard } from "./restored.ts";
 import { paymentOf } from "./store.ts";
 
@@ -76,7 +76,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         facilitator_fee: "100",
       });
       expect(await take()).not.toBeNull();
-      await store().write((tx) => abandon(tx, key, "internal", clock.now()));
+      await store().write((tx) => endOpen(tx, key, "internal", clock.now()));
       expect(await shown(key)).toEqual(["failed", "internal", "settled_upstream_failed"]);
       expect(await total(tenant, "settled_upstream_failed")).toBe(1);
       expect(await total(tenant, "settled")).toBe(0);
@@ -153,7 +153,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const keep = replica(() => UNKNOWN);
       const open = await recorded(keep, await priced(tenant));
       await keep.payments.settle(open.payment);
-      await store().write((tx) => abandon(tx, open.key, "cancelled", clock.now()));
+      await store().write((tx) => endOpen(tx, open.key, "cancelled", clock.now()));
       const at = replica(() => COLLECTED);
       const [short, long] = [await recorded(at, await priced(tenant)), await recorded(at, await priced(tenant))];
       const later = Math.floor(clock.now() / 1000) + 400 * 86_400;
@@ -162,7 +162,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       );
       for (const { payment, key } of [short, long]) {
         await at.payments.settle(payment);
-        await store().write((tx) => abandon(tx, key, "cancelled", clock.now()));
+        await store().write((tx) => endOpen(tx, key, "cancelled", clock.now()));
       }
       const retention = { body_days: 0, history_days: 30 };
       await cleanUp(store(), { now: () => clock.time + 31 * DAY_MS }, retention, silentLog);

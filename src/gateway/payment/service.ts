@@ -301,7 +301,8 @@ export class PaymentRefused extends Fault {
 
   constructor(message: string, challenge: PaymentChallenge | null = null, told: PaidHeaders = {}) {
     super("payment_required", message);
-    [this.challenge, this.told] = [challenge, told];
+    this.challenge = challenge;
+    this.told = told;
   }
 }
 

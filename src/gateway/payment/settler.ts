@@ -6,7 +6,7 @@ import { type Poll, poll } from "../../kernel/loop.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { endsWithin, outlastRequest } from "../../kernel/wait.ts";
 import { type AttemptOptions, attemptSettlement, paymentLogFields } from "./attempt.ts";
-import { PAUSE_MS_MOST } from "./outcome.ts";
+import { PAUSE_MS_MAX } from "./outcome.ts";
 import type { RestoreGuard } from "./restored.ts";
 import {
   confirmingOf,
@@ -128,7 +128,7 @@ async function postponeRestored({ store, clock, guard }: SettlerOptions, seen: O
   // The chain's time may be behind ours.
   const end = seen.valid_before * 1000 + 10_000;
   if (isConfirming(seen) || !guard.mayBeOlder(seen.valid_before) || now > end) return false;
-  const at = Math.min(end, now + PAUSE_MS_MOST);
+  const at = Math.min(end, now + PAUSE_MS_MAX);
   await store.write((tx) => postpone(tx, seen, { at, now, outcome: "unknown" }));
   return true;
 }
@@ -167,7 +167,7 @@ function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOv
 
   /** Makes payments due whose next attempt is later than any lease or backoff allows, as after the clock was set back. */
   async function repair(found: readonly OpenFacilitator[], now: number): Promise<void> {
-    const after = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + 5_000;
+    const after = Math.max(leaseUntil(), now + PAUSE_MS_MAX) + 5_000;
     for (const at of found) await makeDue(store, now, after, at);
   }
 

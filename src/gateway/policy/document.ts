@@ -51,7 +51,7 @@ const Rule = shape(
         max_body_bytes: countField(1, "Matches a request body of at least this many bytes."),
         rate_per_min: countField(
           1,
-          "Matches when the caller's calls to the agent in the last 60 seconds, this one included, are more.",
+          "Matches when the caller has made more calls than this to the agent in the last 60 seconds, this call included.",
         ),
       },
       {
@@ -100,7 +100,7 @@ export function checkRules(rules: readonly Rule[], tenant: string, prefix = ""):
     const field = `${prefix}rules.${index}.match`;
     checkRule(rule, field);
     const misnamed = rule.match.agents?.findIndex((agent) => !isId("agt", agent)) ?? -1;
-    // A rule with a name would match no call. An ID may be of an agent that was deleted.
+    // A rule that has an agent's name here would never match. The agent itself is not looked up: it may have been deleted.
     if (misnamed >= 0)
       throw invalidField(`${field}.agents.${misnamed}`, "must be an agent's ID, as GET /v1/agents lists it");
     return workOf(rule);
@@ -114,11 +114,11 @@ export function workOf({ match: { agents = [], tools = [] } }: Rule): number {
 
 function checkRule({ match: { agents = [], tools = [] } }: Rule, field: string): void {
   for (const [at, agent] of agents.entries()) {
-    checkEntry(`${field}.agents.${at}`, agent, agent, "must not contain *, which only tools may end with");
+    checkEntry(`${field}.agents.${at}`, agent, agent, "must not contain *; only the name of a tool may end with *");
   }
   for (const [at, tool] of tools.entries()) {
     const plain = tool.endsWith("*") ? tool.slice(0, -1) : tool;
-    checkEntry(`${field}.tools.${at}`, tool, plain, "must have * only once, at its end");
+    checkEntry(`${field}.tools.${at}`, tool, plain, "must contain * only once, as its last character");
   }
 }
 

@@ -5,7 +5,7 @@ import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyUser, LIMIT_FIELD, LIMIT_QUERY, limitOf, nullable, queryOf, shape, timestamp } from "../../http/input.ts";
+import { LIMIT_FIELD, LIMIT_QUERY, limitOf, nullable, queryOf, shape, timestamp, withBody } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json, piecesOf, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -26,7 +26,7 @@ const PolicyEvaluate = shape("PolicyEvaluate", {
     ),
   ),
   body_bytes: countField(0, "Size of the request body; 0 when left out."),
-  rate_per_min: countField(0, "The observed rate, with this call; 1 when left out."),
+  rate_per_min: countField(0, "The caller's calls in the last 60 seconds, this one included; 1 if left out."),
   document: Type.Optional(PolicyReplace),
 });
 
@@ -139,8 +139,8 @@ const evaluate = operation({
   errors: ["invalid_request", "not_found", "payload_too_large"],
 });
 
-const withReplace = bodyUser(PolicyReplace, { resource: Policy });
-const withEvaluate = bodyUser(PolicyEvaluate);
+const withReplace = withBody(PolicyReplace, { resource: Policy });
+const withEvaluate = withBody(PolicyEvaluate);
 
 const NO_POLICY = JSON.stringify({ version: 0, rules: [] });
 

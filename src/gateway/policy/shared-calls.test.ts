@@ -6,7 +6,7 @@ import { useStore } from "../../../test/support/stores/one-store.ts";
 import { eachPostgres } from "../../../test/support/stores/postgres-kinds.ts";
 import { type Place, postgresPlace } from "../../../test/support/stores/stores.ts";
 import type { Store } from "../../storage/store.ts";
-import { countCalls, removeOldCalls } from "./observed-rate.ts";
+import { countCalls, removeCountedCalls } from "./observed-rate.ts";
 
 const START = 1_790_000_000_000_000;
 const SECOND = 1_000_000;
@@ -124,7 +124,7 @@ eachPostgres((kind) => {
       const count = countCalls();
       const [users, each] = [10, 60];
       const replicas = [store, other].map(({ execute }) => execute);
-      const cleaning = Promise.all(replicas.map(removeOldCalls));
+      const cleaning = Promise.all(replicas.map(removeCountedCalls));
       const rates = await Promise.all(
         Array.from({ length: users }, (_, user) =>
           Promise.all(
@@ -157,7 +157,7 @@ test("clean-up removes what no rate counts any more, and what a wrong clock has 
   for (const age of [30 * SECOND, 10 * SECOND]) await young.at(now - age);
   await wrong.at(now + HOUR);
   await client`insert into caller_calls select 'acme', 'agt_many', 'bob', n, n from generate_series(1, 2500) as n`;
-  expect(await removeOldCalls(execute)).toBe(2_503);
+  expect(await removeCountedCalls(execute)).toBe(2_503);
   const callers = await client`select agent_id, counted from caller_rates`;
   expect([...callers]).toEqual([{ agent_id: young.agentId, counted: "3" }]);
   const [calls] = await client`select count(*)::int as count from caller_calls`;
@@ -173,7 +173,7 @@ test("clean-up reads what it removes, and not all that there is each time", asyn
   const rows = 30_000;
   await client`insert into caller_calls select 'acme', 'agt_many', 'bob', n, n from generate_series(1, ${rows}) as n`;
   await client`analyze caller_calls`;
-  expect(await removeOldCalls(store.execute)).toBe(rows);
+  expect(await removeCountedCalls(store.execute)).toBe(rows);
   await store.close();
   // The server tells of a connection's work when that ends, or a moment later.
   let read = 0;

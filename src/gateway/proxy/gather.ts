@@ -35,7 +35,7 @@ export interface ProxyCall {
 export interface CallOptions extends StoreTools {
   readonly replica: string;
   readonly time: TimeBounds;
-  readonly refusals: Pick<LostCommits, "isRefused" | "wasStored">;
+  readonly refusals: Pick<LostCommits, "removeIfRefused" | "wasStored">;
   readonly meters: Pick<Meters, "accepted" | "payment">;
   readonly payments: Payments;
   readonly policy: Pick<PolicyService, "readAhead" | "decideNow" | "decide" | "recordNow" | "record">;
@@ -213,7 +213,8 @@ const timesOf = ({ time }: CallOptions) => ({ asked_at: time.earliest(), latest:
 async function findEarlierCall(gathering: Gathering): Promise<string | null> {
   const { options, call, known } = gathering;
   const { key = null, paidCall = null, presentedPayment } = known;
-  const [body, owner] = [required(known.body), ownerOf(call)];
+  const body = required(known.body);
+  const owner = ownerOf(call);
   let id: string | null = null;
   if (key !== null) {
     const body_sha256 = await hashOf(body, owner.tenant);
@@ -227,7 +228,7 @@ async function findEarlierCall(gathering: Gathering): Promise<string | null> {
 }
 
 const unlessRefused = async ({ refusals }: CallOptions, tenant: string, id: string | null): Promise<string | null> =>
-  id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
+  id === null || (await refusals.removeIfRefused({ tenant, id })) ? null : id;
 
 /** Well within the time after which a paid call that its caller does not fetch is given up. */
 const TOUCH_EVERY_MS = 30_000;

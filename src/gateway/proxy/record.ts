@@ -69,8 +69,8 @@ export async function record(
       if (payment !== null) options.meters.payment("accepted");
       return { id, isNew: true, payment };
     }
-    // The earlier call may be a refused one whose record has only just appeared: `isRefused` removes it, and a retry may succeed.
-    const isEarlier = tries === 3 || !(await options.refusals.isRefused({ tenant: row.tenant, id }));
+    // The earlier call may be a refused one whose record has only just appeared; once that is removed, a retry may succeed.
+    const isEarlier = tries === 3 || !(await options.refusals.removeIfRefused({ tenant: row.tenant, id }));
     if (isEarlier) return { id, isNew: false, payment: null };
   }
 }

@@ -16,7 +16,7 @@ import type { InvocableAgent } from "../agents/store.ts";
 import type { Scheduler } from "../executor/scheduler.ts";
 import { type CompletionWaiters, findInvocation } from "../invocations/history.ts";
 import { pollAnswer } from "../invocations/routes.ts";
-import { abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
+import { endOpen, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { type PaidHeaders, paidByHeader } from "../payment/service.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
 import { type CallKind, type CallOptions, type CheckedCall, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
@@ -41,7 +41,7 @@ const hasEnded = () => new Fault("conflict", "the invocation has already ended")
 function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: InvocationKey): Promise<InvocationRow> {
   const now = clock.now();
   return store.write(async (tx) => {
-    if (!(await abandon(tx, key, "cancelled", now))) throw hasEnded();
+    if (!(await endOpen(tx, key, "cancelled", now))) throw hasEnded();
     await payments.cancelled(tx, key, now);
     return findInvocation(tx, key.tenant, key.id);
   });

@@ -298,7 +298,8 @@ async function attempt(
   id: string,
   work: (held: Pick<OpenedCall, "token" | "claimedAt">) => Promise<OpenedCall | null>,
 ): Promise<OpenedCall | null> {
-  const [token, claimedAt] = [claims.begin(), thisMoment()];
+  const token = claims.begin();
+  const claimedAt = thisMoment();
   let opened: OpenedCall | null = null;
   try {
     opened = await work({ token, claimedAt });
@@ -402,7 +403,7 @@ function openedOf(
   const { tenant } = held.key;
   const request = { tenant, agentId: agent.id, url, credential_ref, headers, request_id };
   // The MCP version that echoes parts of the body in headers is the one that lets clients cache tool lists.
-  const listsTools = parsed.listsTools && protocol === "mcp" ? { isNewest: parsed.echoedMcpHeaders } : null;
+  const listsTools = parsed.listsTools && protocol === "mcp" ? { hasCacheHints: parsed.echoedMcpHeaders } : null;
   return { ...held, ...request, capture, receipt, listsTools, responseHeaders };
 }
 

@@ -12,10 +12,10 @@ import { type Keyring, openKeyring } from "../../keys/keyring.ts";
 import type { Store } from "../../storage/store.ts";
 import { cleanUp } from "../invocations/retention.ts";
 import {
-  abandon,
   accept,
   claim,
   collectSettlement,
+  endOpen,
   finish,
   type InvocationRow,
   refuseSettlement,
@@ -75,7 +75,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
     return key;
   };
   const call = async (caller: Caller, fields?: Partial<InvocationRow>) => end(await put(caller, fields));
-  const cancel = (key: Key) => store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
+  const cancel = (key: Key) => store.write((tx) => endOpen(tx, key, "cancelled", clock.now()));
   const all = async (caller: Caller) => receipts.page(caller, { limit: 100_000, offset: 0 });
   const breaks = async (lines: readonly string[], keys = keyring) => {
     const known = await receiptKeys(keys.publicJwks());

@@ -37,8 +37,8 @@ export async function tenantsDue(reader: Reader, after: string, limit: number): 
 
 export async function isDue(reader: Reader, tenant: string, id: string): Promise<boolean> {
   const { outbox: t } = reader.tables;
-  const isIts = and(isReceipt(reader), isOfCall(t, { tenant, id }));
-  const rows = await reader.db.select({ id: t.invocation_id }).from(t).where(isIts);
+  const isReceiptOfCall = and(isReceipt(reader), isOfCall(t, { tenant, id }));
+  const rows = await reader.db.select({ id: t.invocation_id }).from(t).where(isReceiptOfCall);
   return rows.length > 0;
 }
 

@@ -2,11 +2,11 @@
 // retry, and then the payment was collected. Each process measures the waiting time by its own monotonic clock, so no change of
 // a clock can shorten it. It starts again with the process and with each retry of the caller, which changes `updated_at`.
 import { and, asc, eq, sql } from "drizzle-orm";
-import { paidFor } from "../../../db/schema.ts";
+import { awaitsNoPayment } from "../../../db/schema.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { every } from "../../kernel/loop.ts";
 import { hasKey, type StoreTools, type Tx } from "../../storage/store.ts";
-import { type InvocationKey, withdraw } from "../invocations/service.ts";
+import { endPending, type InvocationKey } from "../invocations/service.ts";
 
 /** How long a call waits after its last change: twice the longest `Retry-After`, including that of the rate limit. */
 export const KEPT_MS = 2 * MAX.retryAfterSeconds * 1000;
@@ -41,7 +41,7 @@ export function createReaper(options: ReaperOptions): () => Promise<InvocationKe
       .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })
       .from(t)
       // Written like the condition of the partial index on these calls, so that the index is used.
-      .where(and(sql`${t.status} = 'pending'`, sql`${t.mode} = 'streaming'`, paidFor(t)))
+      .where(and(sql`${t.status} = 'pending'`, sql`${t.mode} = 'streaming'`, awaitsNoPayment(t)))
       .orderBy(asc(t.updated_at))
       .limit(CALLS_AT_ONCE);
     const previous = waiting;
@@ -59,7 +59,7 @@ export function createReaper(options: ReaperOptions): () => Promise<InvocationKe
     for (const call of await overdue()) {
       const key = { tenant: call.tenant, id: call.id };
       const isEnded = await store.write(
-        async (tx) => (await isUnchanged(tx, call)) && withdraw(tx, key, "cancelled", clock.now()),
+        async (tx) => (await isUnchanged(tx, call)) && endPending(tx, key, "cancelled", clock.now()),
       );
       if (!isEnded) continue;
       log.info("paid_call_not_fetched", { tenant: key.tenant, invocation_id: key.id });

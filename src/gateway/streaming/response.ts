@@ -30,7 +30,7 @@ const DROPPED_HEADERS = namesIn(
 
 /** Headers of the gateway, of the whole origin, and instructions to nginx and LiteSpeed, such as internal redirects. */
 const DROPPED_PREFIXES = ["x-service-", "access-control-", "x-accel-", "x-litespeed-"];
-/** Passes, since MCP asks servers to set it on event streams, to turn off buffering. */
+/** This one passes: MCP asks servers to set it on event streams, which turns off buffering. */
 const BUFFERING = "x-accel-buffering";
 
 function isDropped(name: string): boolean {
@@ -59,7 +59,7 @@ export function answerHeaders(response: Answer, own: Readonly<Record<string, str
   return headers;
 }
 
-/** Directives that let a shared cache keep the response to a request with a token (RFC 9111, section 3.5). */
+/** Directives to drop: those that let a shared cache keep the response (RFC 9111, section 3.5), and `private`, which is added. */
 const SHARED = /^\s*(public|s-maxage|private)\s*(=|$)/i;
 
 function asPrivate(cacheControl: string | null): string {
@@ -70,7 +70,7 @@ function asPrivate(cacheControl: string | null): string {
 
 /** A path of the API, behind any prefix. */
 const API = "/v1/";
-/** The gateway as a client sees it, and behind TLS, where `https:/v1` is a path of the same host and not a host of its own. */
+/** Stand-ins for the gateway's origin, over http and https: `https:/v1` is a path of the same host only where the base is https. */
 const SOMEWHERE = ["http://gateway.invalid", "https://gateway.invalid"];
 
 /** Whether a `Location` leads to the gateway's API, where a client would send its token. @param hosts the gateway's */
@@ -94,7 +94,7 @@ function isApiPath(path: string): boolean {
 // The record of a response: its head, the time of its first byte, its length, the captured start, and the hash for the receipt.
 
 const START_BYTES_FIRST = 4096;
-/** After this many bytes the buffer grows by the Content-Length of the response; before, a false one would waste memory. */
+/** After this many bytes the buffer grows to the response's Content-Length. A false one would waste memory if used earlier. */
 const BELIEVED_BYTES = 64 * 1024;
 
 export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: TenantBudget) {
@@ -119,7 +119,7 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
 
   function keep(bytes: Uint8Array): void {
     const wanted = Math.min(captured + bytes.length, MAX.capturedBytes);
-    // The capture ends at the first gap, which a lack of memory makes.
+    // The capture ends at the first gap. A gap arises when memory runs out.
     if (captured < size - bytes.length || wanted <= captured) return;
     if (wanted > start.length) grow(roomFor(wanted));
     const part = bytes.subarray(0, Math.min(wanted, start.length) - captured);

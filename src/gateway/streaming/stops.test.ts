@@ -144,7 +144,7 @@ const openedCall = (id: string, release: () => void): OpenedCall => ({
   isResumable: false,
   capture: false,
   receipt: false,
-  listsTools: { isNewest: false },
+  listsTools: { hasCacheHints: false },
   responseHeaders: {},
 });
 

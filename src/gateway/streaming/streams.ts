@@ -34,7 +34,7 @@ export interface OpenedConnection extends OpenedRequest {
   readonly slot: StreamPermit;
 }
 
-/** A running invocation, which `call` will end. Its body is passed apart, so that its memory is free once it is sent. */
+/** A running invocation, which `call` will end. The body is passed separately, so that its memory is free once it has been sent. */
 export interface OpenedCall extends OpenedRequest, Pick<Call, "capture" | "receipt"> {
   readonly slot: StreamPermit;
   readonly key: InvocationKey;
@@ -42,8 +42,8 @@ export interface OpenedCall extends OpenedRequest, Pick<Call, "capture" | "recei
   readonly claimedAt: Moment;
   /** Whether the call waited for its payment, so that the caller may come back for it until the upstream is dialled. */
   readonly isResumable: boolean;
-  /** Set if the response may be one to `tools/list`; `isNewest` if its protocol version has hints for caches. */
-  readonly listsTools: { readonly isNewest: boolean } | null;
+  /** Set if the response may be one to `tools/list`; `hasCacheHints` if its protocol version has hints for caches. */
+  readonly listsTools: { readonly hasCacheHints: boolean } | null;
   readonly responseHeaders: Readonly<Record<string, string>>;
 }
 
@@ -55,7 +55,7 @@ export interface StreamsDeps extends RecordEndOptions, Omit<ExchangeDeps, "filte
 }
 
 /** The caller's side of an exchange. */
-export interface CallerEnd {
+export interface CallerSide {
   readonly callerSignal: AbortSignal;
   /** Called when the body of the request is no longer needed. */
   sent(): void;
@@ -79,13 +79,13 @@ export function createStreams(options: StreamsDeps) {
     /** Marks a call as being admitted, so that a drain waits for it. Returns a function that ends this. */
     enter: inFlight.enter,
     /** Runs an open call and records its end, whatever happens. @throws Fault when the upstream gave no response */
-    async call(opened: OpenedCall, body: CallBody, end: CallerEnd): Promise<Response> {
+    async call(opened: OpenedCall, body: CallBody, callerSide: CallerSide): Promise<Response> {
       const { tenant, agentId, key, listsTools } = opened;
-      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, false, end);
+      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, false, callerSide);
       const leave = inFlight.enter();
       calls.set(key.id, timeouts);
       // A paid call is not stopped because others need its memory.
-      if (!opened.isResumable) end.endBy(() => timeouts.stop("crowded"));
+      if (!opened.isResumable) callerSide.endBy(() => timeouts.stop("crowded"));
       return run(deps, {
         opened,
         method: "POST",
@@ -93,27 +93,27 @@ export function createStreams(options: StreamsDeps) {
         timeouts,
         recorder: createResponseRecorder(opened, captureMemory(tenant)),
         deniedTools: async () =>
-          listsTools === null ? null : asList(await deps.deniedTools(tenant, agentId), listsTools),
+          listsTools === null ? null : withHints(await deps.deniedTools(tenant, agentId), listsTools),
         commentMs: null,
         responseHeaders: { ...opened.responseHeaders, "x-service-invocation-id": key.id },
         isOurs: () => isStillClaimed(deps.store, opened),
         body,
-        end,
+        callerSide,
         async conclude(ending, detail) {
           opened.slot.release();
           const recorded = conclusionOf(deps, opened, { ...ending, detail }, givenUp.signal).finally(() => {
             calls.delete(key.id);
             leave();
           });
-          return known(recorded).finally(() => end.over());
+          return withinASecond(recorded).finally(() => callerSide.over());
         },
       });
     },
 
-    async connect(opened: OpenedConnection, end: CallerEnd): Promise<Response> {
+    async connect(opened: OpenedConnection, callerSide: CallerSide): Promise<Response> {
       const { tenant, agentId, method } = opened;
       const isEventStream = method === "GET";
-      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, isEventStream, end);
+      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, isEventStream, callerSide);
       connections.add(timeouts);
       return run(deps, {
         opened,
@@ -128,11 +128,11 @@ export function createStreams(options: StreamsDeps) {
         responseHeaders: {},
         isOurs: async () => true,
         body: null,
-        end,
+        callerSide,
         async conclude() {
           connections.delete(timeouts);
           opened.slot.release();
-          end.over();
+          callerSide.over();
           return true;
         },
       });
@@ -172,7 +172,7 @@ function memoryOfStreams() {
 
 export type Streams = ReturnType<typeof createStreams>;
 
-function timeoutsOf({ tenant }: OpenedRequest, headMs: number, mayBeSilent: boolean, { callerSignal }: CallerEnd) {
+function timeoutsOf({ tenant }: OpenedRequest, headMs: number, mayBeSilent: boolean, { callerSignal }: CallerSide) {
   const limits = { headMs, silenceMs: mayBeSilent ? null : headMs, callerMs: MAX.callerSilenceMs };
   return startExchangeTimeouts(limits, callerSignal, tenant);
 }
@@ -182,7 +182,7 @@ interface StreamRun extends Omit<StreamExchange, "own" | "isDenied" | "ended"> {
   readonly id: string | null;
   readonly recorder: ResponseRecorder;
   readonly body: CallBody | null;
-  readonly end: CallerEnd;
+  readonly callerSide: CallerSide;
   /** Null if the response can hold no list of tools, or nothing is denied. */
   deniedTools(): Promise<DeniedTools | null>;
   /** @returns as `StreamExchange.ended` does */
@@ -190,7 +190,7 @@ interface StreamRun extends Omit<StreamExchange, "own" | "isDenied" | "ended"> {
 }
 
 async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise<Response> {
-  const { opened, method, id, timeouts, recorder, responseHeaders, body, end } = stream;
+  const { opened, method, id, timeouts, recorder, responseHeaders, body, callerSide } = stream;
   const { tenant, agentId, url, headers } = opened;
   const { tracer = null } = deps;
   const call = { tenant, agentId, invocationId: id, method, url, headers };
@@ -216,11 +216,11 @@ async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise
     const response = await headOf(deps, exchange, body, () => {
       // The captured start of the body is stored by now, and a POST is never sent twice, so the body is no longer needed.
       if (body !== null) freeBody(body);
-      end.sent();
+      callerSide.sent();
     });
     return await answerOf(deps, exchange, response);
   } catch (error) {
-    end.sent();
+    callerSide.sent();
     timeouts.end();
     const failure = upstreamFailureOf(error, timeouts.signal, recorder.isDialling());
     await conclude(recorder.broken(failure), failure.detail);
@@ -232,8 +232,8 @@ async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise
 const STOPPED_CLASSES: ReadonlySet<unknown> = new Set(["timeout", "cancelled", "internal"]);
 
 /** Marks the list as private for caches, since the policy may change, and other callers may be denied other tools. */
-function asList(isDenied: DeniedTools | null, { isNewest }: { readonly isNewest: boolean }): DeniedTools | null {
-  if (isDenied === null || !isNewest) return isDenied;
+function withHints(isDenied: DeniedTools | null, { hasCacheHints }: { readonly hasCacheHints: boolean }) {
+  if (isDenied === null || !hasCacheHints) return isDenied;
   return Object.assign((tool: string) => isDenied(tool), { listIsPrivate: true });
 }
 
@@ -242,8 +242,8 @@ const isStillClaimed = async ({ read }: Store, { key, token, claimedAt }: Opened
   !isOlder(claimedAt, CLAIM_BELIEVED_MS) || holdsClaim(read, key, token);
 
 function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Readonly<Record<string, string>>): Fault {
-  const away = cause instanceof CallError ? cause.away : cause;
-  const retryAfterSeconds = away instanceof Fault ? away.retryAfterSeconds : undefined;
+  const fault = cause instanceof CallError ? cause.storeFault : cause;
+  const retryAfterSeconds = fault instanceof Fault ? fault.retryAfterSeconds : undefined;
   return new Fault(kind, message, {
     answer: { body: { error: message }, headers },
     ...(retryAfterSeconds !== undefined && { retryAfterSeconds }),
@@ -255,7 +255,7 @@ function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Re
  * The end of a response waits up to a second for the record, so that a caller who polls right after it sees the end. A longer
  * wait would help nobody, and then the response counts as recorded.
  */
-const known = (recorded: Promise<boolean>) => within(1_000, recorded).catch(() => true);
+const withinASecond = (recorded: Promise<boolean>) => within(1_000, recorded).catch(() => true);
 
 /** Records the end of a call, or releases it for its caller to resume. Never rejects. @returns as `recordEnd` does */
 async function conclusionOf(deps: StreamsDeps, opened: OpenedCall, ending: Ending, givenUp: AbortSignal) {
@@ -290,6 +290,7 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.st
     /** Waits up to `waitMs` for a slot. @throws Fault `unavailable` when there is none, or the caller has gone */
     take: (tenant: string, agentId: string, isCall: boolean, signal: AbortSignal) =>
       (isCall ? calls : others).take(tenant, agentId, signal),
+    /** To be called when `agentConcurrency` has risen, so that waiting calls get slots. */
     raised: calls.raised,
     /**
      * A slot for a call that was accepted before: an extra one if all are taken, so that it neither waits nor displaces others.

@@ -7,7 +7,7 @@ import { OutboundError } from "../../http/client/exchange.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 import { TooLongAnswer, UnreadableAnswer } from "../../wire/tool-list.ts";
 
-/** Why the gateway stopped a call. `crowded`: the upstream took the body slowly while other calls needed its memory. */
+/** Why the gateway stopped a call. `crowded`: the upstream took the body slowly while others needed the memory that it held. */
 export type CallStop = "timeout" | "cancelled" | "shutdown" | "crowded";
 
 export interface CallFailure {
@@ -23,19 +23,19 @@ export interface UpstreamFailure extends CallFailure {
   readonly message: string;
 }
 
-type CallErrorOptions = { errorDetail?: ErrorDetail | null; callerMessage?: string; away?: Fault | null };
+type CallErrorOptions = { errorDetail?: ErrorDetail | null; callerMessage?: string; storeFault?: Fault | null };
 
 /** Thrown to end a call with a failure other than those of the connection. */
 export class CallError extends Error {
   readonly failure: UpstreamFailure;
-  /** Set where the store is away, so that the caller is told to come back. */
-  readonly away: Fault | null;
+  /** The Fault of a store that is unavailable: its `Retry-After` is passed on to the caller. */
+  readonly storeFault: Fault | null;
 
   constructor(errorClass: ErrorClass, detail: string, options: CallErrorOptions = {}) {
     super(detail);
-    const { errorDetail = null, callerMessage = detail, away = null } = options;
-    this.away = away;
-    this.failure = failure(errorClass, errorDetail, detail, callerMessage, away?.kind);
+    const { errorDetail = null, callerMessage = detail, storeFault = null } = options;
+    this.storeFault = storeFault;
+    this.failure = failure(errorClass, errorDetail, detail, callerMessage, storeFault?.kind);
   }
 }
 
@@ -59,8 +59,12 @@ export function credentialProblem(cause: unknown): CallError {
     return new CallError("credential_error", detail, { errorDetail: "credential_host", callerMessage });
   }
   const callerMessage = "the agent's credential could not be resolved";
-  const away = cause instanceof Fault && cause.kind === "unavailable" ? cause : null;
-  return new CallError("credential_error", detail, { errorDetail: "credential_unresolved", callerMessage, away });
+  const storeFault = cause instanceof Fault && cause.kind === "unavailable" ? cause : null;
+  return new CallError("credential_error", detail, {
+    errorDetail: "credential_unresolved",
+    callerMessage,
+    storeFault,
+  });
 }
 
 const failure = (

@@ -4,7 +4,7 @@ import { clock, places } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import { findInvocation } from "../invocations/history.ts";
-import { abandon, accept, claim } from "../invocations/service.ts";
+import { accept, claim, endOpen } from "../invocations/service.ts";
 import { compareOnce, createClaims, recordEnd } from "./ownership.ts";
 
 for (const [name, place] of Object.entries(places)) {
@@ -27,7 +27,7 @@ for (const [name, place] of Object.entries(places)) {
       const [unrecorded, beingClaimed, other] = [await begin("rep_1"), await begin("rep_1"), await begin("rep_2")];
       for (const { token, id } of [kept, cancelled, unrecorded]) claims.took(token, id);
       for (const key of [cancelled, other]) {
-        await store.write((tx) => abandon(tx, key, "cancelled", clock.now()));
+        await store.write((tx) => endOpen(tx, key, "cancelled", clock.now()));
       }
       claims.over(unanswered.token);
       claims.over(unrecorded.token, true);
@@ -77,7 +77,7 @@ for (const [name, place] of Object.entries(places)) {
       const call = accepted(clock.now(), { mode: "streaming" });
       const key = { tenant: "acme", id: call.row.id };
       await accept(store, call, { owner: "rep_1", token: "t" });
-      if (isCancelled) await abandon(store, key, "cancelled", clock.now());
+      if (isCancelled) await endOpen(store, key, "cancelled", clock.now());
       Object.assign(answersOf, { lost: 0, refused: 0, late: 0 }, trouble);
       const options = { store: troubled, clock, log: silentLog, claims: createClaims() };
       const isRecorded = await recordEnd(options, { key, token: "t", request_id: "r" }, SUCCESS, () => false);

@@ -12,7 +12,7 @@ import { untilStored } from "../../storage/failures.ts";
 import { isLivingGateway, livingAmong, type Membership, type Renewal, removeProcess } from "../../storage/leases.ts";
 import type { Store, StoreTools } from "../../storage/store.ts";
 import type { ClaimedKey, Ending, InvocationKey } from "../invocations/service.ts";
-import { abandon, finish, giveUp, invocationByKey, release } from "../invocations/service.ts";
+import { endOpen, endRunning, finish, invocationByKey, release } from "../invocations/service.ts";
 
 export type Claims = ReturnType<typeof createClaims>;
 
@@ -100,7 +100,7 @@ async function endLost(options: CompareOptions, { tenant, id, agent_id }: Runnin
     await store.write((tx) => release(tx, key, claim, clock.now()));
     released(tenant, agent_id);
   } else {
-    await abandon(store, key, "internal", clock.now());
+    await endOpen(store, key, "internal", clock.now());
   }
   log.warn("orphaned_call_released", { tenant, invocation_id: id, fate });
 }
@@ -195,7 +195,7 @@ export async function endOrphans(
     // Ended concurrently, so that the store commits many together: a process may leave thousands, and the start of the next one
     // waits for their end. A call that was released and claimed by another replica since then has another claim.
     const ends = group.map(async ({ claim, ...key }) => {
-      if (await giveUp(store, key, "internal", clock.now(), claim, "process_ended")) ended.push(key);
+      if (await endRunning(store, key, "internal", clock.now(), claim, "process_ended")) ended.push(key);
     });
     await Promise.all(ends);
     if (group.length < ORPHANS_AT_ONCE) return ended;

@@ -110,7 +110,7 @@ export async function write<T>(
   }
 }
 
-const [PAUSE_MS_LEAST, PAUSE_MS_MOST] = [2, 200];
+const [PAUSE_MS_MIN, PAUSE_MS_MAX] = [2, 200];
 /** A serialization failure or a deadlock has undone the transaction as a whole, so that it may run again. */
 const UNDONE = /^40(001|P01)$/;
 
@@ -130,7 +130,7 @@ async function retrySerialization<T>(until: number, attempt: () => Promise<T>, m
       // The first try finds an idle connection lost, and the next one gets a new connection.
       if (isConnectionLost(thrown) && mayRepeat() && ++lost < 4) continue;
       if (!UNDONE.test(sqlState(thrown) ?? "")) throw thrown;
-      const pause = Math.random() * Math.min(PAUSE_MS_LEAST * 2 ** (tries - 1), PAUSE_MS_MOST);
+      const pause = Math.random() * Math.min(PAUSE_MS_MIN * 2 ** (tries - 1), PAUSE_MS_MAX);
       if (performance.now() + pause >= until) throw unavailable(thrown);
       await Bun.sleep(pause);
     }

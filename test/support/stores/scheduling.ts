@@ -6,7 +6,7 @@ import { silentLog } from "../../../src/core/log.ts";
 import type { Job, Outcome } from "../../../src/gateway/executor/job.ts";
 import { Scheduler, type SchedulerOptions } from "../../../src/gateway/executor/scheduler.ts";
 import { findInvocation } from "../../../src/gateway/invocations/history.ts";
-import { abandon, accept } from "../../../src/gateway/invocations/service.ts";
+import { accept, endOpen } from "../../../src/gateway/invocations/service.ts";
 import { createClaims, createReplicaLease } from "../../../src/gateway/upstream/ownership.ts";
 import { createMembership, type Membership } from "../../../src/storage/leases.ts";
 import { openStore } from "../../../src/storage/open.ts";
@@ -115,7 +115,7 @@ export function useScheduling() {
     },
     /** Another replica takes this one for dead, and nobody tells it. Its own time has gone on meanwhile. */
     async takenForDead({ row }: ReturnType<typeof accepted>) {
-      await store.write((tx) => abandon(tx, row, "internal", clock.now()));
+      await store.write((tx) => endOpen(tx, row, "internal", clock.now()));
       const wall = Date.now();
       return spyOn(Date, "now").mockImplementation(() => wall + 20_000);
     },

@@ -1,6 +1,6 @@
-// Calls an MCP server on the transactional path: sends one JSON-RPC request and reads its response. For a server that wants a
-// session one is opened, which calls with the same session key share. A request is sent again only if the server refused it for
-// lack of a session, since it never ran then.
+// Calls an MCP server on the transactional path: sends one JSON-RPC request and reads its response. If the server
+// wants a session, one is opened and shared by all calls with the same session key. A request is sent again only if the server
+// refused it for lack of a session, because then it never ran.
 import { MAX } from "../../../kernel/limits.ts";
 import { judged } from "../../../wire/body.ts";
 import { isEventStream } from "../../../wire/event-stream.ts";
@@ -83,8 +83,9 @@ async function callInSession(plain: McpAttempt, context: CallContext, sessions: 
   const attemptWith = (session: Session | null) =>
     sessions.use(session, () => attemptInSession({ ...plain, session }, context, wire));
   const first = await attemptWith(known);
-  const isSettled = first.refusal === null || (known !== null && known.id === null);
-  if (isSettled) return first.outcome;
+  // A session without an ID stands for a server that keeps no sessions, so a new session would not help.
+  const isFinal = first.refusal === null || (known !== null && known.id === null);
+  if (isFinal) return first.outcome;
   Object.assign(trace, { upstream_status: null, response_content_type: null, resp_size: null });
   const renewed = await sessions.renew(key, target, known, first.refusal === 404, signal);
   if (renewed === null || isSameForServer(plain, known, renewed)) return first.outcome;
@@ -142,6 +143,7 @@ function refusalOf(status: number, answer: RpcAnswer | null): 400 | 404 | null {
   if (status !== 400 && status !== 404) return null;
   if (answer === null) return status;
   const isOfProtocol = answer.code !== null && answer.code >= -32768 && answer.code <= -32000;
+  // NaN: an error without a readable code.
   return isOfProtocol || Number.isNaN(answer.code) ? status : null;
 }
 

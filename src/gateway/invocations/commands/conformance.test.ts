@@ -17,14 +17,14 @@ import { REMOVED_PARTS_AT_ONCE, removeOrphanedParts, storePartCommand } from "..
 import { capturedBody, findInvocation } from "../history.ts";
 import {
   type AcceptedCall,
-  abandon,
   accept,
   claim,
   type Ending,
+  endOpen,
+  endPending,
   finish,
   type InvocationKey,
   type InvocationRow,
-  withdraw,
 } from "../service.ts";
 import { acceptInPartsCommand, SMALL_BODY_BYTES } from "./accept.ts";
 
@@ -392,7 +392,7 @@ eachStore((makePlace, dialect) => {
     await store.write(({ db, tables }) =>
       db.insert(tables.refusedCalls).values({ ...keyOf(refused), claim: null, created_at: NOW }),
     );
-    expect(await withdraw(store, keyOf(ended), null, NOW)).toBe(true);
+    expect(await endPending(store, keyOf(ended), null, NOW)).toBe(true);
     const taken = await Promise.all(all.map((each) => take(store, keyOf(each))));
     expect(taken.map((each) => each !== null)).toEqual([false, false, false, true]);
     expect((await find(keyOf(unpaid))).status).toBe("pending");
@@ -444,8 +444,8 @@ eachStore((makePlace, dialect) => {
     await store.write(async ({ db, tables }) => {
       for (const { row } of calls) await db.insert(tables.payments).values(payment(row));
     });
-    expect(await Promise.all(calls.map((each) => abandon(store, keyOf(each), "internal", NOW)))).toEqual([true, true]);
-    expect(await abandon(store, keyOf(one), "cancelled", NOW)).toBe(false);
+    expect(await Promise.all(calls.map((each) => endOpen(store, keyOf(each), "internal", NOW)))).toEqual([true, true]);
+    expect(await endOpen(store, keyOf(one), "cancelled", NOW)).toBe(false);
     const { outbox: due, payments } = store.read.tables;
     const owed = await store.read.db.select({ id: due.invocation_id }).from(due).where(eq(due.tenant, tenant));
     expect(owed).toEqual([{ id: one.row.id }]);
@@ -578,8 +578,8 @@ const anyCall: fc.Arbitrary<Plan> = fc.record({
 /** The state that the step ended the call with; null when it did not. */
 async function perform(store: Store, key: InvocationKey, step: Step): Promise<string | null> {
   if (step === "claim") return take(store, key).then(() => null);
-  if (step === "cancel") return (await abandon(store, key, "cancelled", NOW)) ? "failed cancelled" : null;
-  if (step === "withdraw") return (await withdraw(store, key, "cancelled", NOW)) ? "failed cancelled" : null;
+  if (step === "cancel") return (await endOpen(store, key, "cancelled", NOW)) ? "failed cancelled" : null;
+  if (step === "withdraw") return (await endPending(store, key, "cancelled", NOW)) ? "failed cancelled" : null;
   if (step === "succeed") return (await end(store, key)) ? "succeeded null" : null;
   const failure: Ending = { ...SUCCESS, status: "failed", error_class: "upstream_5xx" };
   return (await end(store, key, failure)) ? "failed upstream_5xx" : null;

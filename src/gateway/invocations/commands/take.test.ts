@@ -6,7 +6,7 @@ import { eachStore, useStore } from "../../../../test/support/stores/one-store.t
 import type { Place } from "../../../../test/support/stores/stores.ts";
 import type { Store } from "../../../storage/store.ts";
 import { findInvocation } from "../history.ts";
-import { type AcceptedCall, abandon, accept, finish, holdsClaim, type InvocationRow } from "../service.ts";
+import { type AcceptedCall, accept, endOpen, finish, holdsClaim, type InvocationRow } from "../service.ts";
 import { SMALL_BODY_BYTES } from "./accept.ts";
 import { type Taking, takeCommand, YOUNG_MS } from "./queue.ts";
 
@@ -105,7 +105,7 @@ eachStore((makePlace, dialect) => {
     );
     const leftOut = await put({ agent_id });
     const cancelled = await put({ agent_id });
-    await abandon(store, { tenant: "acme", id: idOf(cancelled) }, "cancelled", NOW);
+    await endOpen(store, { tenant: "acme", id: idOf(cancelled) }, "cancelled", NOW);
     const own = [await put({ agent_id, accepted_by: "rep_1" }), await put({ agent_id, accepted_by: "rep_gone" })];
     const { taken } = await take(agent_id, 10, { leftOut: [idOf(leftOut), "inv_other"] });
     expect(taken.map(({ id }) => id)).toEqual(own.map(idOf));
