@@ -24,7 +24,7 @@ interface NetworkRow {
   readonly blockSeconds: number;
   /** The default number of blocks until an inclusion counts as final. */
   readonly confirmations: number;
-  /** Wei. The priority fee's bounds; the defaults of the fee cap per gas, a wallet's low balance, an account's daily gas. */
+  /** In wei: the priority fee's bounds, and the defaults for the fee cap per gas, a wallet's low balance and a day's gas. */
   readonly fees: Readonly<Record<"leastTip" | "mostTip" | "maxFee" | "lowWater" | "dailyGas", bigint>>;
 }
 
@@ -37,7 +37,7 @@ const NETWORKS = {
     domain: "0x02fa7265e7c5d81118673727957699e4d68f74cd74b7db77da710fe8a2c7834f",
     blockSeconds: 2,
     confirmations: 12,
-    // Nodes usually suggest the least tip. At the most, a settlement of 100,000 gas pays a tip of 0.000001 ETH.
+    // Nodes usually suggest `leastTip`. At `mostTip`, a settlement of 100,000 gas pays a tip of 0.000001 ETH.
     fees: {
       leastTip: 10n ** 6n,
       mostTip: 10n ** 7n,

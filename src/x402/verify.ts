@@ -21,10 +21,10 @@ export const checkSignature = ({ domain, authorization, signature }: SignedAutho
   recoverSigner(domain, authorization, signature) === authorization.from ? "payer" : "other";
 
 /**
- * Holds when `validAfter` ≤ now and `validBefore` ≥ now + margin, which is the gateway's rule word for word.
+ * Null when `validAfter` ≤ now and `validBefore` ≥ now + margin, the gateway's rule word for word; else the problem.
  *
  * On chain both bounds are exclusive (`validAfter` < block time < `validBefore`), in whole seconds: a block at time t accepts
- * the authorization exactly when `checkWindow(authorization, t - 1, 2)` holds.
+ * the authorization exactly when `checkWindow(authorization, t - 1, 2)` is null.
  * @param nowSeconds whole unix seconds
  * @param marginSeconds whole seconds for which the authorization must still be valid
  */
@@ -35,7 +35,7 @@ export function checkWindow(authorization: Authorization, nowSeconds: number | b
 }
 
 /**
- * Whether the payment meets the requirements, and both use the scheme, network and token accepted here. Network and asset
+ * Null if the payment meets the requirements and both use our scheme, network and token; else the problem. Network and asset
  * are checked last: at the facilitator they are guardrails, which come after everything else.
  * @param rule `exactValue`: the value is the price (gateway); otherwise at most the price (facilitator)
  */
@@ -62,7 +62,7 @@ export function keyOf({ chainId, token }: Network, { from, nonce }: Pick<Authori
 // Signatures for many callers at once. One verification takes 0.7 ms of a core. A few run on the main thread, and so does a
 // tenant's only one, so that it does not queue behind others' many. The rest run on compute threads.
 
-/** Up to so many in flight, the main thread is done before another thread would have started. */
+/** With up to so many in flight, the main thread is done before another thread would have started. */
 const INLINE_MAX = 4;
 
 export const SIGNATURE: ComputeTask<SignedAuthorization, SignedBy> = { name: "signature", run: checkSignature };

@@ -94,7 +94,7 @@ const rotate = operation({
 const remove = operation({
   tag: "Credentials",
   summary: "Delete a credential",
-  description: "Refused while an agent that is not inactive names it.",
+  description: "Refused while a live agent, the settlement configuration, an open payment or paid call uses it.",
   path: credentialId,
   response: { status: "empty", description: "The credential is deleted, and its name is free." },
   errors: ["forbidden", "not_found", "conflict"],

@@ -40,14 +40,14 @@ export interface UpstreamRequest {
 /**
  * Runs `call` under the configured deadline and turns whatever happens into an outcome. Never rejects.
  * @param stop belongs to this call alone. It is aborted with a CallStop when the caller cancels, and here at the deadline
- * @param keep receives the function that releases the memory of a long response; the default calls it at once
+ * @param keepMemory receives the function that releases the memory of a long response; the default calls it at once
  */
 export async function runCall(
   job: Job,
   { outbound, settings, memory }: Upstreams,
   stop: Stoppable,
   call: (job: Job, context: CallContext) => Promise<Outcome>,
-  keep: (release: () => void) => void = (release) => release(),
+  keepMemory: (release: () => void) => void = (release) => release(),
 ): Promise<Outcome> {
   const halt = (reason: CallStop) => stop.abort(reason);
   const deadline = setTimeout(halt, settings.upstream_timeout_ms, "timeout");
@@ -65,7 +65,7 @@ export async function runCall(
   } catch (error) {
     return judgeFailure(error, stop.signal, trace);
   } finally {
-    if (isKept) keep(() => hold.release());
+    if (isKept) keepMemory(() => hold.release());
     else hold.release();
     clearTimeout(deadline);
   }

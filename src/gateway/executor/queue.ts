@@ -1,6 +1,6 @@
 // Decides which accepted call starts next. The database is the queue: memory holds what runs, and for each agent whether some
-// of its calls wait there. A call that finds a free slot starts at once, unless others of its agent wait. When slots come
-// free, as many of the agent's oldest calls are taken from the database, together.
+// of its calls wait in the database. A call that finds a free slot starts at once, unless others of its agent wait. When slots
+// come free, that many of the agent's oldest calls are taken from the database together.
 //
 // A call that runs takes a slot, and memory for its body. Both are shared out by tenant, and an agent has a limit of slots of
 // its own. When something is given back, the agents that wait for what others hold are served: those of the tenant that holds
@@ -92,11 +92,11 @@ export class CallQueues<W extends QueueEntry> {
     return {
       /** Runs the call, and gives back the slot at its end. */
       run: (stored: W) => this.#run(agentId, stored),
-      giveBack: () => this.#end(agentId, item),
+      giveBack: () => this.#giveBackUnused(agentId, item),
     };
   }
 
-  /** Says that calls of this agent wait in the database. @param oldest ID of the oldest not known to wait; empty: of any age */
+  /** Says that calls of this agent wait in the database. @param oldest lowest ID never offered before; empty if unknown */
   offer(tenant: string, agentId: string, oldest = ""): void {
     const known = this.#backlogs.get(agentId);
     const backlog = known ?? newBacklog<W>(tenant, agentId);
@@ -138,7 +138,7 @@ export class CallQueues<W extends QueueEntry> {
   }
 
   /** Gives back a slot that no call uses. */
-  #end(agentId: string, held: QueueEntry): void {
+  #giveBackUnused(agentId: string, held: QueueEntry): void {
     this.#running--;
     this.#giveBack(agentId, held);
     this.#tellIdle();
@@ -173,7 +173,7 @@ export class CallQueues<W extends QueueEntry> {
     else if (this.#backlogs.get(agentId) === backlog) this.#backlogs.delete(agentId);
   }
 
-  /** An agent at its limit is not starved: it is served when one of its calls ends, and at checks, when the limit may rise. */
+  /** An agent at its limit is not starved: it is served when one of its calls ends, and by each sweep, as its limit may rise. */
   #waitFor(backlog: Backlog<W>, short: Shortage): void {
     if (short !== "own") this.#starved.add(backlog);
   }
@@ -200,7 +200,7 @@ export class CallQueues<W extends QueueEntry> {
     const { tenant, agentId, after } = backlog;
     const held = this.#slotsFor(backlog);
     if (held.length === 0) return;
-    // Set before the query, so that calls offered meanwhile change them again.
+    // These fields are set before the query, so that calls offered meanwhile change them again.
     [backlog.isTaking, backlog.hasMore, backlog.offered] = [true, false, ABOVE_ALL_IDS];
     this.#options.takeBlock(tenant, agentId, held.length, after).then(
       ({ taken, large }) => {
@@ -210,11 +210,11 @@ export class CallQueues<W extends QueueEntry> {
         backlog.hasMore ||= large !== null || taken.length === held.length;
         backlog.isTaking = false;
         for (const [at, item] of taken.entries()) this.#run(agentId, item, held[at]);
-        for (const slot of held.slice(taken.length)) this.#end(agentId, slot);
+        for (const slot of held.slice(taken.length)) this.#giveBackUnused(agentId, slot);
         this.#serve(backlog);
       },
       () => {
-        for (const slot of held) this.#end(agentId, slot);
+        for (const slot of held) this.#giveBackUnused(agentId, slot);
         // The database is away. Try again after a second.
         setTimeout(() => {
           backlog.isTaking = false;
@@ -262,7 +262,7 @@ export function createRunSlots(options: RunSlotsOptions) {
   }
 
   return {
-    /** Takes a slot and memory for the body, or says which of them is short. */
+    /** Takes a slot and memory for the body. Otherwise says who must give something back first. */
     take(agentId: string, call: QueueEntry): Shortage | null {
       const short = slots.take(call.tenant, agentId);
       if (short !== null) return short;
@@ -284,7 +284,7 @@ export function createRunSlots(options: RunSlotsOptions) {
 
 /**
  * The queues whose next call waits for slots or memory that others hold.
- * @param serve starts the queue's waiting calls and says whether it could start any; it adds a queue again that is still short
+ * @param serve starts the queue's waiting calls and says whether it could start any; it re-adds a queue that is still short
  */
 export function createStarvedQueues<Q extends { readonly tenant: string }>(
   slots: Pick<RunSlots, "heldBy" | "roomOf">,

@@ -1,7 +1,7 @@
 // Takes transactional calls from acceptance to their end: claims each call in the database, hands it to a worker, and records
 // the outcome. The database is the queue; what is in memory may vanish at any moment without losing or repeating a call. A
-// pending call runs only after this process has claimed it: an agent's oldest calls together in a block, or a call with a large
-// body alone, by its ID. A claim is in memory before it is written: the answer of the write may come late or never.
+// pending call runs only after this process has claimed it: in a block with the agent's other oldest calls, or, if its body is
+// large, alone by its ID. A claim is noted in memory before it is written, since the write's answer may come late or never.
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Tracer } from "../../core/tracing.ts";
@@ -58,7 +58,7 @@ export class Scheduler {
   readonly #running = new Map<string, RunningCall>();
   /** Calls that are being claimed by their ID. */
   readonly #claiming = new Set<RunningCall>();
-  /** For each block that is being taken, the IDs of calls to stop that came meanwhile: the block may bring those calls. */
+  /** For each block that is being taken: the IDs of calls that were stopped meanwhile. The block may contain those calls. */
   readonly #stoppedWhileTaking = new Set<Set<string>>();
   readonly #dispatch: ReturnType<typeof createDispatch>;
   #draining = false;
@@ -88,7 +88,7 @@ export class Scheduler {
     const slot = this.#queues.reserve(agent_id, item);
     if (slot === null) return null;
     const { claims, replica: owner } = this.#options;
-    // Known in memory from here on: a caller can cancel it as soon as it is committed, and the commit's answer may come late.
+    // The call is in memory from here on: its caller can cancel it once it is committed, and the commit's answer may be late.
     const running = this.#begin(agent_id, item);
     return {
       claim: { owner, token: running.token },
@@ -264,7 +264,7 @@ function createDispatch(
   claimAgain: (running: RunningCall) => Promise<PendingCall | null>,
   isDraining: () => boolean,
 ) {
-  /** A CallError when the credential can't be resolved; "unknown" when the database or the key that opens the secret stays unavailable. */
+  /** The credential; a CallError when it can't be resolved; "unknown" when the database or the secret's key stays unavailable. */
   async function resolve(running: RunningCall, credential_ref: string, url: string) {
     const { tenant, id } = running.key;
     const until = performance.now() + 10_000;

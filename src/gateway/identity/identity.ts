@@ -23,7 +23,7 @@ export const LOCAL_ISSUER = "tollgate";
 /** Tolerated difference between the issuer's clock and the gateway's. */
 const SKEW_SECONDS = 60;
 
-/** Why a token is refused, for the log only (`why` of a request): our own words, which quote nothing of the token. */
+/** Why a token is refused. Only the log shows it (field `why`), in fixed words that quote nothing of the token. */
 export const TOKEN_PROBLEMS = [
   "no token",
   "not a bearer token",
@@ -96,7 +96,7 @@ export function createIdentity(options: IdentityOptions) {
     const token = bearerToken(authorization);
     const problem = problemOf(token, issuer, clock.now());
     if (problem !== null) throw refused(problem);
-    // Keys that are not fresh any more are fetched again and have mostly not changed, so the cached caller is still right.
+    // Keys that were no longer fresh have been fetched again, usually unchanged: then the cached caller is still valid.
     if ((await keys.settled()) !== null) {
       const caller = cachedCaller(authorization);
       if (caller !== null) return caller;
@@ -156,7 +156,7 @@ function refused(reason: TokenProblem, cause?: unknown): Fault {
   });
 }
 
-/** The library's own message may quote the token. */
+/** Why `jwtVerify` refused a token, in our own words: the library's message may quote the token. */
 function whyInvalid(error: unknown): TokenProblem {
   if (error instanceof errors.JWKSNoMatchingKey) return "unknown key";
   if (error instanceof errors.JWSSignatureVerificationFailed) return "wrong signature";
@@ -178,7 +178,7 @@ function bearerToken(authorization: string): string {
   return token;
 }
 
-/** Checks what needs no key, and comes first: else expired tokens of a removed key would make the gateway ask the issuer for ever. */
+/** The checks that need no key. They come first: else expired tokens of a removed key would keep us asking the issuer. */
 function problemOf(token: string, issuer: Issuer, now: number): TokenProblem | null {
   try {
     const { alg, typ } = decodeProtectedHeader(token);
@@ -305,11 +305,11 @@ export function managePermission(scope: string | null) {
   };
 }
 
-// The verification keys of the issuer, remote (OIDC) or local. Those of a remote one are kept fresh without a timer: a request
-// that needs them starts a fetch when one is due. While it can't be reached, the last keys stay in use: it can't issue tokens
-// then, and old ones expire.
+// The verification keys of the issuer, remote (OIDC) or local. A remote issuer's keys are kept fresh without a timer: a request
+// that needs the keys starts a fetch when a fetch is due. While the issuer can't be reached, its last keys stay in use: the
+// issuer can't issue tokens then, and old tokens expire.
 
-/** A key that the issuer has removed is not used any more after this time. */
+/** While the issuer answers, a key that it has removed is used for at most this long. */
 const FRESH_MS = 5 * 60_000;
 /** Keys of this age are fetched again in the background, so that no request has to wait. */
 const REFRESH_AFTER_MS = 4 * 60_000;

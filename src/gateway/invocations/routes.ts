@@ -77,7 +77,7 @@ const Invocation = Type.Object(
 );
 
 const base64 = (description: string) =>
-  Type.Optional(Type.String({ format: "byte", description: `${description}, base64, at most 1 MiB.` }));
+  Type.Optional(Type.String({ format: "byte", description: `Base64, at most 1 MiB. ${description}.` }));
 
 const InvocationDetail = Type.Composite(
   [
@@ -247,7 +247,7 @@ const read = operation({
   errors: ["not_found"],
 });
 
-/** Bodies up to this size are read without waiting for a turn; a body that the database only skips counts too. */
+/** Bodies up to this size are read without waiting for a turn. The size of a body that is not shown counts too. */
 const QUICK_BYTES = 65_536;
 /** A multiple of three, since three bytes make four characters: the base64 of the pieces can be joined. */
 const PIECE_BYTES = 48 * 1024;

@@ -81,7 +81,7 @@ const ROWS: readonly Row[] = [
   ],
 ];
 
-/** Words by which readers look for a section, by page and anchor. Two words in one piece are found only side by side. */
+/** Words by which readers look for a section, by page and anchor. Words written as one stand for a whole question. */
 export const SEARCH_WORDS: Readonly<Record<string, string>> = {
   receipts: "proof evidence",
   "payments#what-became-of-a-payment": "much transactionhash revenue income",

@@ -12,7 +12,7 @@ import { NO_PAGE, PAGES } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
 import style from "./style.css" with { type: "text" };
 
-/** Defined by the build alone, which drops the branch that it makes dead, and with it the renderer. */
+/** Only the build defines this. In `fileText` the build then drops the branch from source, and with that the renderer. */
 declare const TOLLGATE_COMMIT: string | undefined;
 
 export function manualRoutes({ routesOf }: Assets) {
@@ -24,14 +24,14 @@ export function manualRoutes({ routesOf }: Assets) {
     "/docs/style.css": () => styleAsset(style),
     "/docs/copy.js": () => asset(copy, javascript),
     "/docs/search.js": () => asset(script, javascript),
-    // Imported as files, these are the paths to their modules, whatever their types say.
+    // `finder` and `minisearch` are imported as files: their values are paths, whatever their types say.
     "/docs/find.js": () => asset(readFileSync(String(finder)), javascript),
     "/docs/minisearch.js": () => asset(readFileSync(String(minisearch)), javascript),
     "/docs/search.json": async () => asset(await fileText("search.json"), "application/json"),
   });
 }
 
-/** The refusal of an address that has nothing: a page that leads on for a browser, else JSON. @param path requested */
+/** The refusal of a path where there is nothing: for a browser a page with links, else JSON. @param path that was requested */
 export async function orPage(refusal: Fault, { method, headers }: Request, path: string): Promise<Fault> {
   const folders = path.split("/").length - 2;
   // Every folder of a path makes each link of its page longer.

@@ -23,7 +23,7 @@ export function docsRoutes(api: DescribedApi, { routesOf }: Assets, version: str
   });
 }
 
-/** Images, audio and video that agents have answered are shown from URLs of bytes that the page itself holds. */
+/** Lets the page show images, audio and video of agents' responses from data: and blob: URLs, whose bytes the page holds. */
 const SHOWS_RESPONSES = { "img-src": "'self' data: blob:", "media-src": "blob:" };
 
 /** Its paths are relative, so that the page works below a proxy's prefix too. */

@@ -31,8 +31,8 @@ export const configOfCredential: CredentialUses = async (reader, { tenant, crede
 
 const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
   const usesIt = and(eq(t.tenant, GIVEN_KEY.tenant), eq(t.facilitator_credential_ref, sql.placeholder("ref")));
-  // A collected payment needs no credential, and is final without it. The signed request tells that a payment is open: by the
-  // time of its next attempt, Postgres would take the index of due payments for as good.
+  // A collected payment becomes final without the credential. `settle_request` tells that a payment is open: if the condition
+  // were on `next_attempt_at`, Postgres would rate the index of due payments as equally good.
   const isUnsettled = and(isNotNull(t.settle_request), isNull(t.final_at));
   const facilitator = facilitatorOf(t);
   return db

@@ -92,7 +92,7 @@ describe("an answer of a facilitator", () => {
           const body = { success: false, errorReason, transaction };
           expect(outcomeOf({ status, body, retryAfter: "1" }, EXPECTED)).toMatchObject({
             kind: "unknown",
-            isSign: true,
+            isPending: true,
           });
         }
       }

@@ -28,8 +28,8 @@ export type SettleOutcome =
    * payment left the gateway in this attempt. `isInDoubt`: the chain was asked and shows no result yet.
    */
   | { readonly kind: "deferred" | "unsent"; readonly why: string; readonly isInDoubt?: true }
-  /** `why` is for the log, and never the facilitator's text. `isSign`: the facilitator reports the payment as pending. */
-  | { readonly kind: "unknown"; readonly why: string; readonly isSign?: true };
+  /** `why` is for the log, and never the facilitator's text. `isPending`: the facilitator reports the payment as pending. */
+  | { readonly kind: "unknown"; readonly why: string; readonly isPending?: true };
 
 export interface Expected {
   readonly network: Network;
@@ -58,8 +58,8 @@ const PENDING = /pending/i;
 const USED = /already_used|invalid_transaction_state|duplicate/i;
 
 /**
- * The one list of final answers. A failure without a transaction is final. REFUSALS are final unless an earlier attempt may
- * have left a transaction behind (see verdictOf). Never final: a reason that names a pending transfer, and a 429 to be retried.
+ * The one list of final answers: a failure without a transaction, and REFUSALS. If an earlier attempt is in doubt, the failure
+ * is final only after the expiry, and REFUSALS never (see verdictOf). Never final: a pending transfer, and a 429 to be retried.
  */
 export function outcomeOf({ status, body, retryAfter, finalAfter }: JsonAnswer, expected: Expected): SettleOutcome {
   const isObject = typeof body === "object" && body !== null;
@@ -67,7 +67,7 @@ export function outcomeOf({ status, body, retryAfter, finalAfter }: JsonAnswer, 
   if (status === 200 && answer["success"] === true) return collected(answer, expected, finalAfter);
   const { transaction, errorReason } = answer;
   const reason = typeof errorReason === "string" ? errorReason : "";
-  if (PENDING.test(reason)) return { kind: "unknown", isSign: true, why: "the facilitator says that it is pending" };
+  if (PENDING.test(reason)) return { kind: "unknown", isPending: true, why: "the facilitator says that it is pending" };
   if (!isAbsent(transaction) && transaction !== "") return unknown("a failure that names a transaction");
   const mayHaveLanded = USED.test(reason);
   if (status === 429 && retryAfter !== undefined) return { kind: "deferred", why: "answered 429, to ask again later" };
@@ -123,12 +123,12 @@ export interface SettlementWindow {
   readonly sent_at: number | null;
   /** Null when no earlier attempt can have reached the facilitator. */
   readonly unknown_since: number | null;
-  /** Milliseconds, this attempt included. Above 0 once the facilitator has received the payment, or may have. */
+  /** Milliseconds of asking (see askedMs), with this attempt. Above 0 once the facilitator has, or may have, the payment. */
   readonly asked_ms: number;
 }
 
 /**
- * How long the facilitator was asked about a payment in doubt or expired. Downtime and clock jumps count 10 minutes at most.
+ * How long we have asked the facilitator about a payment in doubt or expired. Downtime or a clock jump counts 10 minutes at most.
  * @param now milliseconds, as `updated_at` is
  */
 export function askedMs(
@@ -160,7 +160,7 @@ export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, aske
 /** Whether to look at the chain: the payment seems to have landed, or expired after the facilitator had received it. */
 export function needsLook(outcome: SettleOutcome, window: SettlementWindow, askedAt: number): boolean {
   const { unknown_since, valid_before, asked_ms } = window;
-  if (outcome.kind === "unknown" && outcome.isSign) return true;
+  if (outcome.kind === "unknown" && outcome.isPending) return true;
   if (outcome.kind === "collected") return false;
   const isOver = askedAt >= valid_before * 1000;
   if (unknown_since === null)
@@ -170,7 +170,7 @@ export function needsLook(outcome: SettleOutcome, window: SettlementWindow, aske
 
 /**
  * Combines the facilitator's answer with the result of the look at the chain. A payment that was only ever deferred ends when
- * it expires, unless the chain shows a use. No payment ends while the chain was asked and shows no result.
+ * it expires, unless the chain shows a use. While the chain shows no result, a payment ends only by giving up (verdictOf).
  * @param onChain null when the chain shows no result yet; undefined when it was not asked
  */
 export function outcomeBy(
@@ -187,7 +187,7 @@ export function outcomeBy(
   return onChain ?? answer;
 }
 
-/** Whether the attempt changed nothing about the outcome. */
+/** Whether this attempt can't have moved money: it sent nothing, or the facilitator put it off and did nothing. */
 export function isUnsent(outcome: SettleOutcome): outcome is Extract<SettleOutcome, { kind: "deferred" | "unsent" }> {
   return outcome.kind === "unsent" || outcome.kind === "deferred";
 }

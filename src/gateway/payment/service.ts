@@ -58,7 +58,7 @@ export interface PricedCall {
   readonly payment: PaymentTexts | null;
   readonly host: string;
   readonly body: CallBody;
-  /** Adds details to the request's log line that the caller is not told. */
+  /** Adds a detail to the request's log line. The caller is not told it. */
   note(name: string, value: string): void;
 }
 
@@ -162,7 +162,7 @@ export function createPayments(deps: PaymentDeps) {
     },
     /** The response headers of an earlier call, after a wait for its settlement. @throws PaymentRefused */
     recall,
-    /** Call this in the write that cancels a call: it closes a payment that was not sent yet, so that it never is. */
+    /** Call this in the write that cancels a call: it closes an unsent payment, so that it is never sent. */
     cancelled: async (tx: Tx, call: InvocationKey, now: number) => void (await closeIfUnsent(tx, call, now)),
   };
 }
@@ -292,11 +292,11 @@ const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 /** A payment as presented; one of version 2 names the offer that it answers. */
 type PresentedPayment = Payment & { readonly accepted?: AcceptedTerms };
 
-/** Thrown for a call without a valid payment. Each kind of call renders it to its callers in its own way. */
+/** Thrown for a call whose payment is missing, invalid or not settled. Each kind of call shows it in its own way. */
 export class PaymentRefused extends Fault {
-  /** What has to be paid; null when the call had a payment that is invalid or was declined. */
+  /** What has to be paid; null when the call had a payment that is invalid or was not settled. */
   readonly challenge: PaymentChallenge | null;
-  /** Response headers with the outcome of a declined payment. */
+  /** Response headers with the outcome of a payment that was not settled. */
   readonly told: PaidHeaders;
 
   constructor(message: string, challenge: PaymentChallenge | null = null, told: PaidHeaders = {}) {
@@ -306,7 +306,7 @@ export class PaymentRefused extends Fault {
   }
 }
 
-/** What the caller is told, by the reason of the settlement. Each is true of the one payment: another may have landed. */
+/** What the caller is told, by the settlement's reason. Each text is about this one payment: another may have been collected. */
 const NOT_SETTLED: Readonly<Record<string, string>> = {
   declined:
     "the facilitator declined the payment, and nothing was collected; usual reasons: the payer has too little USDC, the amount is below the facilitator's minimum, a limit is reached, or the tenant has no account at the facilitator, whose log says which",

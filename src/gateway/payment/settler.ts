@@ -55,7 +55,7 @@ export function createSettler(options: SettlerOptions) {
     return flight;
   }
 
-  /** Resolves with whether there was a slot for the payment, once it is leased, while its attempt goes on. */
+  /** False when the payment has no slot or is not to be tried now; else true once leased, while its attempt goes on. */
   async function retry(seen: OpenPayment): Promise<boolean> {
     if (stopping || flights.has(seen.invocation_id) || (await postponeRestored(options, seen))) return false;
     const slot = limits.take(seen.tenant, seen.facilitator_url);
@@ -94,7 +94,7 @@ export function createSettler(options: SettlerOptions) {
       await Promise.all(confirming.map((seen) => retry(seen).then(() => flights.get(seen.invocation_id))));
       return confirming.length > 0;
     },
-    /** Call this before any payment is accepted: on SQLite no process works on the previous one's attempts, so they are due. */
+    /** Call this before any payment is accepted: on SQLite the attempts of the previous process have ended, so they are due. */
     async recover() {
       if (!store.isShared) await makeDue(store, clock.now(), clock.now());
     },
@@ -120,7 +120,7 @@ async function ended(flights: ReadonlyMap<string, Promise<void>>): Promise<void>
 }
 
 /**
- * Postpones a payment from before a restore: its call has ended, and whether it was ever sent is unknown. The facilitator is
+ * Postpones a payment from before a restore: its call has ended, and the payment may have been sent. The facilitator is
  * asked for the outcome only after the expiry, when it can't collect the payment any more.
  */
 async function postponeRestored({ store, clock, guard }: SettlerOptions, seen: OpenPayment): Promise<boolean> {
@@ -143,12 +143,12 @@ interface DueSearch {
 /** Finds due payments, round-robin: tenant by tenant, and those of a tenant facilitator by facilitator. */
 function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOver, leaseUntil }: DueSearch) {
   let lastTenant = "";
-  /** Up to where the last look for a tenant's due payments came, if not to the end. */
+  /** By tenant: the facilitator at which the last look for due payments stopped, if that was before the end. */
   const lastFacilitators = new Map<string, string>();
   let repairedAt = Number.NEGATIVE_INFINITY;
 
   async function retryAt(at: OpenFacilitator, now: number, room: number): Promise<void> {
-    // The payments that wait there for a slot hold up none at another.
+    // Payments that wait for a slot at one facilitator hold up none at another.
     if (limits.isFullAt(at.facilitator)) return;
     const tried = await Promise.all((await dueOf(store.read, at, now, room)).map(retry));
     // The next search begins after the last tenant that got a slot: those that got none come first.

@@ -70,7 +70,7 @@ const nextFacilitator = preparedRow(({ db, tables: { payments: t } }) => {
     .limit(1);
 });
 
-/** What `next` finds after the name `last`, one by one, and then what comes first. Names are in the database's order. */
+/** Yields what `next` finds after the name `last`, then starts over from the first name. Names are in the database's order. */
 async function* around<T>(last: string, next: (after: string) => Promise<T | null>, nameOf: (found: T) => string) {
   let first: string | undefined;
   for (const start of new Set([last, ""])) {
@@ -169,7 +169,7 @@ export async function closeCollected(tx: Tx, open: OpenPayment, now: number, fin
 /** Whether the payment has been collected, and awaits the confirmation that makes this final. */
 export const isConfirming = ({ final_at }: PaymentRow): boolean => final_at !== null;
 
-/** Closes a collected payment as final, or confirms it `again`. False if another replica leased or closed it since. */
+/** Closes a collected payment as final, or schedules a confirmation at `again`. False if another replica leased or closed it. */
 export function confirmPayment(tx: Tx, open: OpenPayment, now: number, again: number | null = null): Promise<boolean> {
   const changes = again === null ? closedFields(now) : { next_attempt_at: again, updated_at: now };
   return updateOpen(tx, isOwnAttempt(tx, open), changes);

@@ -48,7 +48,7 @@ export interface CallOptions extends StoreTools {
 export interface CallKind<P extends ParsedRequest> {
   /** The path of the call's URL after the agent's ID. */
   readonly suffix: string;
-  /** The parsed request for an http agent, whose bodies the gateway does not read. */
+  /** The parsed request for an http agent, whose bodies the gateway does not parse. */
   readonly plain: P;
   /** Parses a body for an mcp agent. @throws Fault `invalid_request` */
   parse(agent: InvocableAgent, body: CallBody, call: ProxyCall): Promise<P>;

@@ -29,7 +29,7 @@ export interface RpcAnswer {
   readonly code: number | null;
 }
 
-/** Buffers grow to these sizes and then to the largest one, so that the memory in use is the memory that is counted. */
+/** Buffers grow to these sizes and then to `keptMax`, so that the memory in use is the memory that is counted. */
 const BUFFER_STEPS = [1024, 16 * 1024, 256 * 1024];
 
 const FOLLOWED = {
@@ -45,13 +45,13 @@ const decoder = new TextDecoder();
 
 /** Hashes a text with its id replaced, in one pass. If the text has several ids, the last one counts. */
 class ReplacedIdHash {
-  /** With the id as it came. */
+  /** The hash with the id as it came. */
   readonly #plain = createHash("sha256");
-  /** The text before the id that is being read. */
+  /** The hash of the text before the id that is being read. */
   #before: Hash | null = null;
-  /** With the last id replaced, whose member may still turn out to be broken. */
+  /** The hash with the last id replaced. That id's member may still turn out to be malformed. */
   #candidate: Hash | null = null;
-  /** With the last id replaced that was a whole member. */
+  /** The hash with the last id replaced whose member was whole. */
   #replaced: Hash | null = null;
 
   update(bytes: Uint8Array): void {
@@ -282,9 +282,9 @@ async function* piecesOf({ settings, hold }: CallContext, response: Answer): Chu
   }
 }
 
-/** @param ready gives what to do with a slice as soon as that may be done */
+/** @param ready resolves, as soon as a slice may be handled, with the function that handles it */
 async function inSlices(piece: Uint8Array, tenant: string, ready: (slice: Uint8Array) => Promise<() => void>) {
-  // For so long an answer is read without waiting for a turn, which is enough for most. After that it takes turns.
+  // Until then a piece is read without waiting for a turn, which is enough for most. After that each slice takes a turn.
   const until = performance.now() + 0.5;
   for (let at = 0; at < piece.length; at += SLICE_BYTES) {
     const work = await ready(piece.subarray(at, at + SLICE_BYTES));

@@ -1,6 +1,6 @@
 // The commands that accept a call: they store its idempotency key, its row among the open calls, and its body in one write.
-// There are three commands, by how the body is stored: plain calls, calls with a key, payment or small parts, and calls whose
-// body has been stored in parts before. They share the columns and the key.
+// There are three commands: for plain calls; for calls with a key, a payment or a body of one or two parts; and for calls whose
+// body was stored in parts before. The commands share the columns and the key.
 import { Fault } from "../../../core/fault.ts";
 import { idTime } from "../../../core/id.ts";
 import { type Command, inputRows, type Prepare, perConnection, type SqliteStatement } from "../../../storage/store.ts";
@@ -191,7 +191,7 @@ bodies as (
   }),
 };
 
-/** A call whose body was stored in parts before. Deleting their note keeps the parts, unless their removal has begun. */
+/** A call whose body was stored in parts before. Deleting their row of `orphaned_parts` keeps them, unless removal has begun. */
 const STORED_IN_PARTS: AcceptKind = {
   name: "accept_in_parts",
   stored: WITH_PAYMENT,
@@ -282,10 +282,10 @@ select id from stored`,
 /** Stores an open call; false, with nothing stored, when its key is taken. @throws UniqueViolation for a used ID */
 export const acceptCommand = acceptAs(WITH_ITS_BODY);
 
-/** As `acceptCommand`, for a call with a small body, without a key and a payment. */
+/** As `acceptCommand`, for a call with a small body, and without a key or a payment. */
 export const acceptPlainCommand = acceptAs(PLAIN);
 
-/** As `acceptCommand`, for a body that is stored in parts. Also false, or a Fault, when the parts are being removed. */
+/** As `acceptCommand`, for a body stored in parts. If they are being removed: false on Postgres, and a Fault on SQLite. */
 export const acceptInPartsCommand = acceptAs(STORED_IN_PARTS);
 
 /** The cheapest command that can store the call. */

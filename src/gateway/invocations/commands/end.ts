@@ -42,8 +42,8 @@ export function countEnded(
 
 /**
  * As `countEnded`, in SQL for Postgres, where the CTE `final` has the ended calls. It locks the totals in the order that every
- * statement keeps, so that no two deadlock. Calls that are alike, as most of a batch are, are grouped first: measured with 64
- * calls of one agent, 3.6 µs of the server each, and 8.2 without that.
+ * statement keeps, so that no two deadlock. Calls that are alike, as most of a batch are, are grouped first. That takes 3.6 µs
+ * of the server for each call instead of 8.2 (measured with 64 calls of one agent).
  */
 const COUNT_FINAL = `
   insert into invocation_counts as c (tenant, dimension, value, shard, count)
@@ -94,15 +94,15 @@ const ENDING =
   "error_class, error_detail, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type, " +
   "response_truncated";
 
-/** The settlement of a failed call that was paid for: its status shows both. */
+/** How the settlement changes when a paid call fails: its new status says that the caller paid, and that the call failed. */
 const LOST = SETTLEMENT_EVENTS.lose;
 const sameCall = (own: string, call: string) =>
   sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
 
-/** A collected payment whose finality is still to be confirmed. The outbox of its call is written only after that. */
+/** SQL: whether a payment is collected but not confirmed as final. Its call's outbox is written only after the confirmation. */
 const CONFIRMING = "final_at is not null and coalesce(next_attempt_at, 0) <> 0";
 
-/** Whether the settlement of a call in `final` may still change. The outbox is written by the write that makes it final. */
+/** Whether the settlement of a call in `final` may still change. The write that makes the settlement final writes the outbox. */
 const IS_OPEN = `(settled is not distinct from 'pending'
     or payment_nonce is not null and (tenant, id) in (select tenant, invocation_id from freed where is_confirming))`;
 

@@ -10,7 +10,7 @@ import { INVOCATION_EVENTS } from "../../../core/states.ts";
 import type { Command, Reader, SqliteStatement, Store } from "../../../storage/store.ts";
 import { FOR_ALL, inputRows } from "../../../storage/store.ts";
 
-/** For so long only the replica that accepted a call may take it: it may still refuse one with an unanswered commit. */
+/** For so long only the replica that accepted a call may take it: that replica may refuse a call if its commit got no answer. */
 export const YOUNG_MS = 15_000;
 
 /** The lowest ID of the young calls: those that only the replica which accepted them may take. */
@@ -18,7 +18,7 @@ const youngFrom = (now: number): string => idFloor("inv", now - YOUNG_MS);
 
 /**
  * SQL: whether a row `c` of the open calls may be taken. Streaming calls are left out, since only their caller starts them. A
- * call waits until the outcome of its payment is known. The partial index of pending calls must have the same text.
+ * call waits until its payment's outcome is known. The first line must match the condition of the partial index.
  * @param replica SQL of the replica that takes
  * @param young SQL of the lowest ID of the young calls
  */
@@ -233,7 +233,7 @@ const CALLS_AT_ONCE = 2_048;
 const WAITS = sql.raw("status = 'pending' and mode = 'transactional' and coalesce(settlement_status, '') <> 'pending'");
 
 /**
- * How many calls wait, and how long the oldest has: read in steps, since SQLite reads on the event loop.
+ * How many calls wait, and how long the oldest has waited. Read in steps, since SQLite reads on the event loop.
  * @param atOnce calls in a step; tests lower it
  */
 export async function queueSize({ read, clock }: Store, atOnce: number = CALLS_AT_ONCE): Promise<QueueSize> {

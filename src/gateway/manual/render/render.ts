@@ -18,7 +18,7 @@ const SECTION_SUMMARIES: Readonly<Record<Page["section"], string>> = {
   Explanation: "How it works inside, and why it is built this way.",
 };
 
-/** @param path below /docs: the name of a page, `search.json`, NO_PAGE, or nothing for the contents @throws Error for any other */
+/** @param path below /docs: a page's name, `search.json`, NO_PAGE, or empty for the contents @throws Error for any other */
 export async function manualFile(path: string): Promise<string> {
   if (path === "") return contentsHtml();
   if (path === NO_PAGE) return noPageHtml();
@@ -175,7 +175,7 @@ const RENDERER: RendererObject = {
     return `<a href="${Bun.escapeHTML(served)}">${this.parser.parseInline(tokens)}</a>`;
   },
   code({ text, lang = "" }: Tokens.Code) {
-    // Behind the language some blocks have a word for the tests.
+    // After the language some blocks have a word for the tests.
     const html = highlight(text, lang.replace(/ .*/, "")) ?? Bun.escapeHTML(text);
     return `<div class="code"><pre tabindex="0"><code>${html}\n</code></pre></div>\n`;
   },
@@ -199,11 +199,11 @@ const RENDERER: RendererObject = {
 
 const marked = new Marked({ gfm: true, renderer: RENDERER });
 
-/** A page as HTML, a turn for each heading: the longest page took 30 ms in one piece where it was the first (measured). */
+/** A page as HTML, made in a turn for each part: in one piece, the longest page took 30 ms when it came first (measured). */
 export async function renderMarkdown(markdown: string): Promise<{ html: string; headings: readonly Heading[] }> {
   let html = "";
   const headings: Heading[] = [];
-  for (const part of bodyPartsOf(markdown)) {
+  for (const part of pagePartsOf(markdown)) {
     const made = await inTurn(STRANGERS, () => marked.parse(part, { async: false }));
     html += made;
     const [, depth, anchor = "", inner = ""] = /^<h(\d) id="([^"]*)"><a [^>]*>(.*?)<\/a><\/h\d>\n/.exec(made) ?? [];
@@ -215,7 +215,7 @@ export async function renderMarkdown(markdown: string): Promise<{ html: string; 
 
 /** A section of a page, from one heading to the next: the unit that the search finds. */
 export interface Section {
-  /** The page's name, and behind a `#` the anchor of the heading unless the section begins the page. */
+  /** The page's name, then `#` and the heading's anchor unless the section begins the page. */
   readonly id: string;
   readonly page: string;
   readonly title: string;
@@ -228,7 +228,7 @@ export interface Section {
   readonly weight: number;
 }
 
-/** A reader who searches has mostly something to do, so the pages on reasons come last. */
+/** A reader who searches usually wants to get something done, so the pages on reasons come last. */
 const WEIGHTS: Readonly<Record<Page["section"], number>> = {
   Start: 1.4,
   "How-to": 1.2,
@@ -252,7 +252,7 @@ async function searchJson(): Promise<string> {
 export async function sectionsOf({ name, section, title, text: markdown }: Page): Promise<Section[]> {
   const sections: Section[] = [];
   const weight = WEIGHTS[section] * (RARELY_WANTED.includes(name) ? 0.2 : 1);
-  for (const part of bodyPartsOf(markdown)) {
+  for (const part of pagePartsOf(markdown)) {
     const [heading, ...rest] = await inTurn(STRANGERS, () => marked.lexer(part));
     if (heading?.type !== "heading") continue;
     const id = (heading as Tokens.Heading).depth === 1 ? name : `${name}#${anchorOf(heading["text"])}`;
@@ -274,7 +274,7 @@ export async function sectionsOf({ name, section, title, text: markdown }: Page)
 }
 
 /** Splits a page into parts that begin at its headings. A link can't refer to a definition in another part. */
-function bodyPartsOf(markdown: string): string[] {
+function pagePartsOf(markdown: string): string[] {
   const parts: string[][] = [[]];
   let isCode = false;
   for (const line of markdown.split(/(?<=\n)/)) {
