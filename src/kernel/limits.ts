@@ -214,7 +214,7 @@ const PAYMENTS = {
   verifications: count(8_192, "process", "503", "signatures that wait to be verified"),
   facilitatorBytes: bytes(64 * KIB, "each", "the outcome is unknown", "answer of a facilitator"),
   // Each holds two connections, the caller's and the facilitator's, for as long as the facilitator is silent.
-  firstAttempts: count(4_096, "process", "503", "first settlement attempts in flight"),
+  firstAttempts: count(4_096, "process", "503", "settlement attempts in flight, with those in the background"),
   backgroundAttempts: count(128, "process", "waits", "settlements in the background"),
   facilitatorAttempts: count(32, "each", "waits", "settlements in the background at one facilitator"),
   troubledAttempts: count(2, "each", "waits", "settlements at a facilitator whose last answer timed out"),
