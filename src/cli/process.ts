@@ -81,6 +81,4 @@ function watch({ beats, limitMs, log }: WatchdogOptions): void {
 
 declare const self: Worker;
 
-if (!Bun.isMainThread) {
-  self.onmessage = ({ data }: MessageEvent<WatchdogOptions>) => watch(data);
-}
+if (!Bun.isMainThread) self.onmessage = ({ data }: MessageEvent<WatchdogOptions>) => watch(data);

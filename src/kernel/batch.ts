@@ -44,9 +44,7 @@ export function createTurnQueue<T extends { readonly tenant: string }>() {
 
   /** Each of them once, so that the rest of a long line costs nothing when some of it are taken. */
   function lineUp(): void {
-    for (const item of arrived) {
-      lines.getOrInsertComputed(item.tenant, () => new Line<T>()).add(item);
-    }
+    for (const item of arrived) lines.getOrInsertComputed(item.tenant, () => new Line<T>()).add(item);
     inLines += arrived.length;
     arrived = [];
   }

@@ -34,9 +34,7 @@ export async function moveBetweenLists(tx: Tx, before: AgentRow | null, after: A
   const { tenant, id } = after;
   const [from, to] = [before === null ? new Set<string>() : listsOf(before), listsOf(after)];
   const [left, entered] = [[...from.difference(to)], [...to.difference(from)]];
-  if (left.length > 0) {
-    await tx.db.delete(t).where(and(eq(t.tenant, tenant), inArray(t.list, left), eq(t.id, id)));
-  }
+  if (left.length > 0) await tx.db.delete(t).where(and(eq(t.tenant, tenant), inArray(t.list, left), eq(t.id, id)));
   if (entered.length > 0) await tx.db.insert(t).values(entered.map((list) => ({ tenant, list, id })));
   await writeSearch(tx, before, after);
   const deltas = [...left.map((list) => [list, -1] as const), ...entered.map((list) => [list, 1] as const)];

@@ -303,9 +303,7 @@ function checkTogether(agent: AgentFields): void {
     if (agent.mcp_transport !== null) return;
     throw invalidField("mcp_transport", "must be streamable_http when protocol is mcp");
   }
-  if (agent.mcp_transport !== null) {
-    throw invalidField("mcp_transport", "must be absent or null when protocol is http");
-  }
+  if (agent.mcp_transport !== null) throw invalidField("mcp_transport", "must be absent or null when protocol is http");
   if (decodePricing(agent.pricing)?.tools !== undefined) {
     throw invalidField("pricing.tools", "only possible when protocol is mcp");
   }

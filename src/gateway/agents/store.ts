@@ -142,9 +142,7 @@ export function take(bucket: Bucket | null, now: number, rate: number | null, bu
   const last = bucket ?? { tokens: depth, at: now };
   const at = Math.max(now, last.at);
   const tokens = Math.min(depth, last.tokens + ((at - last.at) / 1000) * perSecond);
-  if (tokens >= 1 - TOLERANCE) {
-    return { bucket: { tokens: Math.max(0, tokens - 1), at }, retryAfterSeconds: null };
-  }
+  if (tokens >= 1 - TOLERANCE) return { bucket: { tokens: Math.max(0, tokens - 1), at }, retryAfterSeconds: null };
   // The bucket is returned unchanged, so that refused calls add no rounding errors.
   return { bucket, retryAfterSeconds: retryAfter((1 - tokens) / perSecond) };
 }
@@ -175,9 +173,7 @@ export function createRateLimiter(now: () => number = () => performance.now()): 
     const kept = buckets.get(agent.id);
     const current = kept?.revision === agent.rate_revision ? kept.bucket : null;
     const { bucket, retryAfterSeconds } = take(current, now(), agent.invocation_rate_limit, agent.invocation_burst);
-    if (bucket !== null && bucket !== current) {
-      buckets.set(tenant, agent.id, { revision: agent.rate_revision, bucket });
-    }
+    if (bucket !== null && bucket !== current) buckets.set(tenant, agent.id, { revision: agent.rate_revision, bucket });
     return retryAfterSeconds;
   }
 

@@ -32,9 +32,7 @@ export function parseVaultRef(text: string): VaultRefResult {
   if (!segments.every(isPlainSegment)) {
     return { ok: false, reason: "must be a path of plain names below the tenant's own prefix" };
   }
-  if (key !== null && (key === "" || key.includes("#"))) {
-    return { ok: false, reason: "must name one key after #" };
-  }
+  if (key !== null && (key === "" || key.includes("#"))) return { ok: false, reason: "must name one key after #" };
   return { ok: true, ref: { segments, key } };
 }
 
@@ -68,9 +66,7 @@ export async function readFromDirectory(dir: string, tenant: string, ref: VaultR
   if (home === null) return null;
   const path = await resolved(join(home, ...ref.segments));
   if (path === null) return null;
-  if (!path.startsWith(home + sep)) {
-    throw new CredentialFailure("a secret's file is outside the tenant's folder");
-  }
+  if (!path.startsWith(home + sep)) throw new CredentialFailure("a secret's file is outside the tenant's folder");
   const text = await readTextFile(path);
   if (ref.key === null) return text.replace(/\r?\n$/, "");
   let parsed: unknown;

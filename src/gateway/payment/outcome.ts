@@ -149,9 +149,7 @@ export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, aske
   const isInDoubt = isUnsent(outcome) && outcome.isInDoubt === true;
   if (isUnsent(outcome) && sent_at === null && isExpired && !isInDoubt) return { kind: "refused", reason: "expired" };
   const isCertain = unknown_since === null || (isDecline(outcome) && isExpired);
-  if (outcome.kind === "declined" && (isCertain || outcome.isFinal)) {
-    return { kind: "refused", reason: "declined" };
-  }
+  if (outcome.kind === "declined" && (isCertain || outcome.isFinal)) return { kind: "refused", reason: "declined" };
   // A facilitator that never gives a certain answer is asked for a day.
   const isGivenUp = (unknown_since !== null || isInDoubt) && window.asked_ms >= 24 * 3_600_000;
   return isGivenUp ? { kind: "refused", reason: "unknown" } : { kind: "open" };

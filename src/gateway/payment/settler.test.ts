@@ -226,22 +226,35 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       }
     });
 
-    test("tenants take turns at a facilitator that lets attempts run out of time, and has few slots for that", async () => {
+    test("tenants take turns at a facilitator that lets attempts run out of time, and has few slots for that, whoever pays at another", async () => {
       await store().write((tx) => tx.db.delete(tx.tables.payments));
       const asked: string[] = [];
       const at = replica(() => UNKNOWN, {
-        // Every attempt takes longer, and longer than a search for due payments.
-        settleWaitMs: 1,
+        // Attempts at the shared facilitator take longer, and longer than a search for due payments.
+        settleWaitMs: 150,
         client: {
-          async settle({ tenant }) {
-            asked.push(tenant);
-            await Bun.sleep(200);
+          async settle({ tenant, facilitator_url }) {
+            const isQuick = facilitator_url === "https://quick.example";
+            if (!isQuick) asked.push(tenant);
+            await Bun.sleep(isQuick ? 50 : 200);
             return UNKNOWN;
           },
         },
       });
+      const quick = Array.from({ length: 3_000 }, (_, n): Partial<PaymentRow> => {
+        const nonce: Hex = `0x${String(10_000 + n).padStart(64, "0")}`;
+        return {
+          facilitator_url: "https://quick.example",
+          next_attempt_at: clock.now() - 1_000,
+          nonce,
+          invocation_id: nonce,
+        };
+      });
       const tenants = ["a", "b", "c"].map((name) => `${name}-${crypto.randomUUID()}`);
-      const due = { facilitator_url: "https://shared.example", next_attempt_at: clock.now() - 1_000 };
+      const due = {
+        facilitator_url: `https://shared.example/${"a".repeat(400)}`,
+        next_attempt_at: clock.now() - 1_000,
+      };
       for (const [number, tenant] of tenants.entries()) {
         const nonces = Array.from({ length: 120 }, (_, n): Partial<PaymentRow> => {
           const nonce: Hex = `0x${String((number + 1) * 1_000 + n).padStart(64, "0")}`;
@@ -249,6 +262,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         });
         await waiting(await configured(tenant), nonces);
       }
+      await waiting(await configured(`z-${crypto.randomUUID()}`), quick);
       at.settler.start();
       await until(() => asked.length > 40);
       asked.length = 0;

@@ -11,6 +11,7 @@ import type { RestoreGuard } from "./restored.ts";
 import {
   confirmingOf,
   dueOf,
+  facilitatorNameOf,
   facilitatorsWithOpen,
   isConfirming,
   leaseUnlessOver,
@@ -48,7 +49,7 @@ export function createSettler(options: SettlerOptions) {
       .finally(() => {
         flights.delete(open.invocation_id);
         slot.release();
-        limits.learn(open.facilitator_url, performance.now() - startedAt < settleWaitMs);
+        limits.learn(facilitatorNameOf(open), performance.now() - startedAt < settleWaitMs);
         polling?.soon();
       });
     flights.set(open.invocation_id, flight);
@@ -58,7 +59,7 @@ export function createSettler(options: SettlerOptions) {
   /** False when the payment has no slot or is not to be tried now; else true once leased, while its attempt goes on. */
   async function retry(seen: OpenPayment): Promise<boolean> {
     if (stopping || flights.has(seen.invocation_id) || (await postponeRestored(options, seen))) return false;
-    const slot = limits.take(seen.tenant, seen.facilitator_url);
+    const slot = limits.take(seen.tenant, facilitatorNameOf(seen));
     if (slot === null) return false;
     let attempting = Promise.resolve();
     try {
@@ -140,12 +141,34 @@ interface DueSearch {
   leaseUntil(): number;
 }
 
+/** Of two tenants, whether `a` comes first when they are served by name, from the one after `last` on. */
+const isNext = (a: string, b: string, last: string): boolean => (a > last === b > last ? a < b : a > last);
+
 /** Finds due payments, round-robin: tenant by tenant, and those of a tenant facilitator by facilitator. */
 function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOver, leaseUntil }: DueSearch) {
   let lastTenant = "";
   /** By tenant: the facilitator at which the last look for due payments stopped, if that was before the end. */
   const lastFacilitators = new Map<string, string>();
+  /** By facilitator with few slots: whose turn it was, and whose it is. Tenants elsewhere, who get slots at once, change nothing. */
+  const turns = new Map<string, { last: string; next: OpenFacilitator | null }>();
   let repairedAt = Number.NEGATIVE_INFINITY;
+
+  function noteTurn(at: OpenFacilitator): void {
+    const turn = turns.getOrInsertComputed(at.facilitator, () => ({ last: "", next: null }));
+    if (turn.next === null || isNext(at.tenant, turn.next.tenant, turn.last)) turn.next = at;
+  }
+
+  async function takeTurns(now: number): Promise<void> {
+    for (const [facilitator, turn] of turns) {
+      const { next } = turn;
+      if (isOver() || limits.full()) return;
+      if (next === null || !limits.isTroubled(facilitator)) turns.delete(facilitator);
+      else if (!limits.isFullAt(facilitator)) {
+        Object.assign(turn, { last: next.tenant, next: null });
+        await retryAt(next, now, MAX.troubledAttempts);
+      }
+    }
+  }
 
   async function retryAt(at: OpenFacilitator, now: number, room: number): Promise<void> {
     // Payments that wait for a slot at one facilitator hold up none at another.
@@ -160,7 +183,9 @@ function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOv
       const room = Math.min(limits.ofTenant(tenant), MAX.facilitatorAttempts);
       if (isOver() || room === 0) return;
       lastFacilitators.set(tenant, at.facilitator);
-      if ((at.due_at ?? 0) <= now) await retryAt(at, now, room);
+      if ((at.due_at ?? 0) > now) continue;
+      if (limits.isTroubled(at.facilitator)) noteTurn(at);
+      else await retryAt(at, now, room);
     }
     if (found.length < MAX.backgroundAttempts) lastFacilitators.delete(tenant);
   }
@@ -176,6 +201,7 @@ function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOv
     const now = clock.now();
     const isRepair = performance.now() - repairedAt > 10_000;
     if (isRepair) repairedAt = performance.now();
+    await takeTurns(now);
     let next = Number.POSITIVE_INFINITY;
     for await (const { tenant } of tenantsWithOpen(store.read, lastTenant)) {
       if (isOver() || limits.full()) return 0;
@@ -224,6 +250,7 @@ export function createSettlementLimits() {
     isCrowded: (tenant: string) => inFlight.roomOf(tenant) === 0,
     full: () => background.free === 0,
     isFullAt,
+    isTroubled: (facilitator: string) => troubled.has(facilitator),
     /** Slots in use, by the names in kernel/limits.ts. */
     inUse: () => ({ firstAttempts: inFlight.inUse, backgroundAttempts: background.inUse }),
     /** Background slots that the tenant may still take. */

@@ -30,6 +30,8 @@ export function isOpen(row: PaymentRow): row is OpenPayment {
  */
 export const facilitatorOf = ({ facilitator_url }: Tables["payments"]) =>
   sql<string>`substr(${facilitator_url}, 1, 300)`;
+/** As `facilitatorOf` names it. */
+export const facilitatorNameOf = ({ facilitator_url }: OpenPayment): string => facilitator_url.slice(0, 300);
 
 /** A payment of any tenant: compare its tenant and caller before anything of it is shown. */
 export const paymentByKey = preparedRow(({ db, tables: { payments: t } }) => {

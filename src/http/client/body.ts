@@ -144,9 +144,7 @@ function brotliWindowOf(firstByte: number): number {
 
 /** The most memory that the decoders of a body with this first byte may hold. Of an inner layer no byte is known yet. */
 function decoderBytes(codings: readonly Coding[], firstByte: number): number {
-  if (codings.length === 1 && codings[0] === "br") {
-    return brotliWindowOf(firstByte) + BROTLI_TABLES_BYTES + ROOM_BYTES;
-  }
+  if (codings.length === 1 && codings[0] === "br") return brotliWindowOf(firstByte) + BROTLI_TABLES_BYTES + ROOM_BYTES;
   return codings.reduce((sum, coding) => sum + DECODER_BYTES[coding], 0);
 }
 

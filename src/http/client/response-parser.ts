@@ -254,9 +254,7 @@ export class ResponseParser {
     // No request asks for another protocol, so 101 is refused.
     const isStatus = status >= 100 && status <= 599 && status !== SWITCHING_PROTOCOLS;
     if (!isStatus) return this.#refuse("InvalidStatus");
-    if (status < 200) {
-      return ++this.#interim > MAX.interimAnswers ? this.#refuse("TooManyInterimAnswers") : GO_ON;
-    }
+    if (status < 200) return ++this.#interim > MAX.interimAnswers ? this.#refuse("TooManyInterimAnswers") : GO_ON;
     this.#status = status;
     this.#keepsAlive = keepsAlive;
     const headers = new FieldHeaders(this.#fields);
