@@ -254,9 +254,7 @@ function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Arr
 /** The request for the router. Its host is a placeholder: routes read the path only. */
 function requestOf(incoming: IncomingMessage, body: Uint8Array<ArrayBuffer>): Request {
   const headers = new Headers();
-  for (const [name, value] of Object.entries(incoming.headers)) {
-    if (typeof value === "string") headers.set(name, value);
-  }
+  for (const [name, value] of Object.entries(incoming.headers)) if (typeof value === "string") headers.set(name, value);
   const method = incoming.method ?? "GET";
   const url = `https://localhost${targetOf(incoming.url ?? "/")}`;
   return new Request(url, body.length === 0 ? { method, headers } : { method, headers, body });

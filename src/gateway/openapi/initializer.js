@@ -336,8 +336,8 @@ const wrapComponents = {
 /** The highlighter makes an element of each word. */
 const HIGHLIGHTED_LETTERS_MAX = 20_000;
 const SHOWN_LETTERS_MAX = 100_000;
-/** Of these a browser takes seconds to lay out: marks, scripts whose letters change their shape, emoji. */
-const SLOW_LETTER = /[^\0-\u02ff\u0370-\u052f\u2010-\u9fff\uac00-\ud7a3]/;
+/** Of these a browser takes seconds to lay out: combining marks, scripts whose letters change their shape, emoji. */
+const SLOW_LETTER = /\p{M}|[^\0-\u02ff\u0370-\u052f\u2010-\u9fff\uac00-\ud7a3]/u;
 const SLOW_LETTERS_MAX = 20_000;
 const shownMax = (text) => (SLOW_LETTER.test(text.slice(0, SHOWN_LETTERS_MAX)) ? SLOW_LETTERS_MAX : SHOWN_LETTERS_MAX);
 const DEPTH_MAX = 100;

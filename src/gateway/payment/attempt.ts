@@ -22,7 +22,7 @@ import {
 } from "../invocations/service.ts";
 import { type ChainLook, PROOF_SECONDS } from "./chain-look.ts";
 import type { FacilitatorClient } from "./facilitator-client.ts";
-import type { SettlementVerdict } from "./outcome.ts";
+import type { SettlementVerdict, SettleOutcome } from "./outcome.ts";
 import { askedMs, isUnsent, needsLook, outcomeBy, pauseAfter, settledRecord, verdictOf } from "./outcome.ts";
 import type { OpenPayment } from "./store.ts";
 import { closeCollected, closeRefused, confirmPayment, isConfirming, markSending, postpone } from "./store.ts";
@@ -51,11 +51,12 @@ export interface AttemptOptions extends StoreTools {
 }
 
 /**
- * Makes one attempt, and resolves when its outcome is recorded.
+ * Makes one attempt, and resolves when its outcome is recorded, with whether the facilitator answered in time; null when it got no
+ * request: what delays a tenant's own side, such as its secrets store, says nothing about a facilitator that others use too.
  * @param stop aborts the attempt, with its outcome unknown
  * @throws Fault `unavailable` when the attempt was aborted and the store does not take the outcome
  */
-export async function attemptSettlement(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
+export async function attemptSettlement(options: AttemptOptions, open: OpenPayment, stop: AbortSignal) {
   if (isConfirming(open)) return confirm(options, open, stop);
   const { network, store, clock, time, log, meters, client } = options;
   const authorization = authorizationOf(open);
@@ -91,10 +92,13 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const why = outcome.kind === "collected" ? { transaction: outcome.transaction } : { why: outcome.why };
   LOG_VERDICT[shownAs](log, { ...paymentLogFields(open), attempts: open.attempts, outcome: outcome.kind, ...why });
   if (isPaid) options.paid(open.tenant, open.agent_id);
+  return inTime(answer);
 }
 
+const inTime = (answer: SettleOutcome) => (answer.kind === "unsent" ? null : !("isSilent" in answer));
+
 /** Confirms a transaction that a reorganisation may change, by the nodes, or by the facilitator, which repeats its answer. */
-async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
+async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<boolean | null> {
   const { network, store, clock, log, client, look } = options;
   const key = { tenant: open.tenant, id: open.invocation_id };
   const settlement = JSON.parse((await invocationByKey(store.read, key))?.settlement ?? "{}") as { tx_hash?: Hex };
@@ -102,6 +106,7 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const authorization = authorizationOf(open);
   const ask = { ...open, expected: expectedOf(network, authorization), span: null, markSending: async () => true };
   const outcome = look ? await look(authorization, before) : await client.settle(ask, stop);
+  const learned = look || outcome === null ? null : inTime(outcome);
   const now = clock.now();
   const finalAt = open.final_at ?? now;
   const isCollected = outcome?.kind === "collected";
@@ -122,9 +127,10 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
     else if (isLast) await denyReceipt(tx, key);
     return isLast || isCollected;
   });
-  if (!isDone) return;
+  if (!isDone) return learned;
   if (!isCollected) log.error("settlement_not_confirmed", { ...paymentLogFields(open), transaction });
   else if (changed !== null) log.info("settlement_moved", { ...paymentLogFields(open), transaction, before });
+  return learned;
 }
 
 /** The result of an attempt, as the metrics name it. */

@@ -102,6 +102,25 @@ describe("a payment", () => {
   });
 });
 
+test("a facilitator is silent only when it got the payment and its time has run out", async () => {
+  const outbound: Outbound = {
+    async request(_, { leaving }) {
+      await leaving?.();
+      return new Promise(() => {});
+    },
+  };
+  const attempt = { ...ATTEMPT, facilitator_url: "http://facilitator.test", markSending: async () => true };
+  const settle = (options: object, stop = new AbortController().signal) =>
+    createFacilitatorClient({ outbound, timeoutMs: 50, openSecret, ...options }).settle(attempt, stop);
+  expect(await settle({})).toEqual({ kind: "unknown", why: "no answer in time", isSilent: true });
+  const slowStore = { openSecret: () => new Promise<never>(() => {}) };
+  expect(await settle(slowStore)).toEqual({ kind: "unsent", why: "no answer in time" });
+  expect(await settle({ timeoutMs: 60_000 }, AbortSignal.timeout(50))).toEqual({
+    kind: "unknown",
+    why: "no answer in time",
+  });
+});
+
 test("a payment is sent to the facilitator for its tenant, whose connections it uses", async () => {
   const tenants: (string | undefined)[] = [];
   const outbound: Outbound = {

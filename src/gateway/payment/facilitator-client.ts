@@ -76,7 +76,8 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
           // Reading the secret can't be aborted, so the whole attempt is raced against the signal.
           return await unlessAborted(end, ask(attempt, end, onSend));
         } catch (error) {
-          return unanswered(end.aborted ? new Error("no answer in time") : error, isSent);
+          const outcome = unanswered(end.aborted ? new Error("no answer in time") : error, isSent);
+          return outcome.kind === "unknown" && end.aborted && !stop.aborted ? { ...outcome, isSilent: true } : outcome;
         }
       }),
   };

@@ -28,8 +28,9 @@ export type SettleOutcome =
    * payment left the gateway in this attempt. `isInDoubt`: the chain was asked and shows no result yet.
    */
   | { readonly kind: "deferred" | "unsent"; readonly why: string; readonly isInDoubt?: true }
-  /** `why` is for the log, and never the facilitator's text. `isPending`: the facilitator reports the payment as pending. */
-  | { readonly kind: "unknown"; readonly why: string; readonly isPending?: true };
+  // `why` is for the log, and never the facilitator's text. `isPending`: the facilitator reports the payment as pending.
+  // `isSilent`: the facilitator got the payment, and did not answer in time.
+  | { readonly kind: "unknown"; readonly why: string; readonly isPending?: true; readonly isSilent?: true };
 
 export interface Expected {
   readonly network: Network;

@@ -23,6 +23,8 @@ import {
   tenantsWithOpen,
 } from "./store.ts";
 
+/** As a facilitator that got the payment and answered nothing. */
+const SILENT: SettleOutcome = { kind: "unknown", why: "", isSilent: true };
 /** As a facilitator that answers 403. */
 const REFUSED: SettleOutcome = { kind: "declined", definite: false, why: "" };
 
@@ -237,7 +239,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
             const isQuick = facilitator_url === "https://quick.example";
             if (!isQuick) asked.push(tenant);
             await Bun.sleep(isQuick ? 50 : 200);
-            return UNKNOWN;
+            return isQuick ? UNKNOWN : SILENT;
           },
         },
       });
@@ -270,6 +272,32 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
       const counts = tenants.map((tenant) => asked.filter((name) => name === tenant).length);
       expect(Math.min(...counts)).toBeGreaterThanOrEqual(4);
+    });
+
+    test("a tenant whose own secrets store delays its payments takes no slots from others at the facilitator", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      let waitingHere = 0;
+      const silence = Promise.withResolvers<SettleOutcome>();
+      const slow = await configured();
+      const at = replica(() => UNKNOWN, {
+        settleWaitMs: 1,
+        client: {
+          async settle({ tenant }) {
+            if (tenant !== slow) waitingHere++;
+            else await Bun.sleep(20);
+            return tenant === slow ? { kind: "unsent", why: "no answer in time" } : silence.promise;
+          },
+        },
+      });
+      const { payment } = await recorded(at, await priced(slow));
+      await at.settler.attempt(payment as never);
+      const { facilitator_url } = payment as PaymentRow;
+      const due = Array.from({ length: 9 }, () => ({ facilitator_url, next_attempt_at: clock.now() - 1_000 }));
+      await waiting(await configured(), due);
+      at.settler.start();
+      await until(() => waitingHere === 9);
+      silence.resolve(UNKNOWN);
+      await at.settler.stop(0);
     });
 
     test("a facilitator that is silent holds up none of its tenant's payments at another one, however many wait for it", async () => {

@@ -42,14 +42,13 @@ export function createSettler(options: SettlerOptions) {
   const retryDue = createDueSearch(options, { limits, retry, isOver, leaseUntil });
 
   function attempt(open: OpenPayment): Promise<void> {
-    const startedAt = performance.now();
     const slot = limits.enter(open.tenant);
     const flight = outlastRequest(() => attemptSettlement(options, open, stopped.signal))
+      .then((inTime) => void (inTime !== null && limits.learn(facilitatorNameOf(open), inTime)))
       .catch((error) => log.error("settlement_left_open", { ...paymentLogFields(open), error }))
       .finally(() => {
         flights.delete(open.invocation_id);
         slot.release();
-        limits.learn(facilitatorNameOf(open), performance.now() - startedAt < settleWaitMs);
         polling?.soon();
       });
     flights.set(open.invocation_id, flight);
@@ -274,7 +273,7 @@ export function createSettlementLimits() {
         },
       };
     },
-    /** Notes whether the facilitator's last attempt ended within its time limit. */
+    /** Notes whether the facilitator answered the last request in time. */
     learn(facilitator: string, inTime: boolean) {
       troubled.delete(facilitator);
       if (inTime) return;

@@ -183,9 +183,7 @@ const forgetCalls = cleaning(
 /** Deletes the calls that no rate counts any more. @returns how many */
 export async function removeCountedCalls(execute: Store["execute"]): Promise<number> {
   let removed = 0;
-  for (let rows = ROWS_AT_ONCE; rows >= ROWS_AT_ONCE; removed += rows) {
-    rows = await execute(forgetCalls, null);
-  }
+  for (let rows = ROWS_AT_ONCE; rows >= ROWS_AT_ONCE; removed += rows) rows = await execute(forgetCalls, null);
   return removed;
 }
 
