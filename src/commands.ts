@@ -1,7 +1,7 @@
 // The registry of commands, from which the command line is parsed, the help is printed, and commands are run.
 //
 // Each command imports its modules when it is called. A service replaces its process first (environment.ts), so this file is
-// loaded twice before the service answers. Importing everything here took 55 ms of CPU time; this takes 10.
+// loaded twice before the service answers. Importing all modules here took 55 ms of CPU time; importing on call takes 10.
 import { begin, type CliCommand, type Commands, configured, Misuse } from "./cli/command-line.ts";
 import { type OpenLog, openLog } from "./cli/log.ts";
 import { drainOnSignal, logStrayErrors, startWatchdog } from "./cli/process.ts";
@@ -42,7 +42,7 @@ export const SERVE: CliCommand = {
     });
     startWatchdog(config.log);
     const { watchLoop } = await import("./kernel/loop-watch.ts");
-    // Started last, since starting a service holds the event loop for long, when no caller waits yet.
+    // Started last: starting a service holds the event loop for a long time, but no caller is waiting yet.
     const stopWatching = watchLoop("main", config.blockedMs, log, meters.loopLate);
     process.on("exit", stopWatching);
     return undefined;

@@ -41,7 +41,7 @@ export function loadConfig(purpose: Purpose, flags: Flags, environment: Environm
     const problem = rule.problem(values, (name) => environment[name] ?? "");
     if (problem !== false) problems.set(rule.name, `${sources.get(rule.name) ?? rule.name} ${problem}`);
   }
-  // Certificates that expire soon: nothing else tells before every handshake fails.
+  // Without these warnings an expired certificate would first show when every handshake fails.
   const expiries = (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
     validityWarnings(name, values[name] ?? "", systemClock.now()),
   );
@@ -168,7 +168,7 @@ function arrangeTracing({ tracing, extraCa }: OptionTree): TracingOptions | null
   return endpoint === null ? null : { ...tracing, endpoint, extraCa };
 }
 
-/** Null when a required variable is not set, which the rules report, unless the mode is another. */
+/** Null when a required variable is not set. In facilitator mode the rules report the missing variable. */
 function arrangeFacilitator(options: OptionTree, network: Network, environment: Environment) {
   const { host, port, databaseUrl, drainMs, rpcUrls, facilitator } = options;
   const { limits } = facilitator;
@@ -247,8 +247,8 @@ const MUST_BE_QUOTED = "NAME=value with one quote at each end of the value, or w
 
 /**
  * The environment, and under it the variables of a file: one `NAME=value` a line, whose value may stand in quotes; lines that begin
- * with `#` and empty lines are skipped. What the environment sets goes before the file, also where one of the two names a
- * secret and the other its file.
+ * with `#` and empty lines are skipped. What the environment sets takes precedence over the file, even if one of the two sets
+ * NAME and the other NAME_FILE.
  * @returns problems that name the file and the line, and never show the line, since it may hold a secret; `located` adds file
  * and line to a problem that begins with the name of a variable, if the file has set it
  */
@@ -294,7 +294,7 @@ const otherSource = (name: string): string =>
 
 const commentHint = (written: string) => (/\s#/.test(written) ? ": a comment needs a line of its own" : "");
 
-/** Null for a value with a quote that does not end, or that ends before the line does. */
+/** Null if the value begins with a quote that is not closed, or is closed before the end of the value. */
 function unquoted(written: string): string | null {
   const quote = /^["']/.exec(written)?.[0];
   if (quote === undefined) return written;

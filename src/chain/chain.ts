@@ -1,4 +1,4 @@
-// The chain as the facilitator, and the gateway's look at open payments, query it: simulations, balances, receipts,
+// The chain, as the facilitator queries it, and the gateway when it looks at open payments: simulations, balances, receipts,
 // broadcasts. A negative answer counts only at the hash of a known block, since a node that is behind proves nothing.
 import { encodeFunctionData, toHex } from "viem";
 import { Fault } from "../core/fault.ts";
@@ -14,9 +14,9 @@ import { createNewestBlock } from "./newest-block.ts";
 import { createRpc, type NodeClient, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as token from "./token.ts";
 
-/** The payee may have spent its whole balance since the estimate, which costs 17,100 gas more. */
+/** If the payee has spent its whole balance since the estimate, the transfer costs 17,100 gas more. */
 const GAS_RESERVE = 20_000n;
-/** Simulations of a transfer whose window is just opening: by the chain's time it opens a block later than by our clock. */
+/** Tries for a transfer whose window is just opening: by the chain's time the window opens a block later than by our clock. */
 const EARLY_SIMULATIONS = 4;
 /** Wei per gas. A simulation has no price cap, since the wallet that pays applies its own. */
 const ANY_PRICE = 2n ** 64n;
@@ -48,7 +48,7 @@ export type Chain = ReturnType<typeof createChain>;
 type SimulatedTransfer = Pick<Payment, "authorization" | "signature"> &
   Partial<ReturnType<typeof pricedBy>> & { readonly from: Hex };
 
-/** Every method throws Fault `unavailable` when no node gives a usable answer. */
+/** Unless its comment or type says otherwise, a method throws Fault `unavailable` when no node gives a usable answer. */
 export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }) {
   const { network } = options;
   const rpc = createRpc(options);
@@ -293,7 +293,7 @@ async function broadcast(rpc: Rpc, raw: Hex, everywhere: boolean): Promise<Recep
   }
 }
 
-/** Knows the messages of geth, reth, Erigon, Nethermind, Besu and anvil; null for one not about the transaction. */
+/** Knows the messages of geth, reth, Erigon, Nethermind, Besu and anvil; null for a message about something else. */
 function receptionOf(message: string): Reception | null {
   if (/already (known|imported|exists)|known transaction|alreadyknown/i.test(message)) return "accepted";
   if (/underpriced|replacement fee|fee too low|fee per gas less than/i.test(message)) return "underpriced";

@@ -1,6 +1,6 @@
 // The fees of a transaction (EIP-1559) in wei per gas: of a new one, of a replacement, and of one that frees a nonce. Pure.
 
-/** Priority fee: what nodes suggest, the least that a replacement offers, and the most while the base fee is not higher. */
+/** Priority fees: the nodes' suggestion, a replacement's least, and the most of a first offer unless the base fee is higher. */
 export type Tip = Readonly<Record<"suggested" | "least" | "most", bigint>>;
 
 export interface Fees {
@@ -8,17 +8,17 @@ export interface Fees {
   readonly maxPriorityFee: bigint;
 }
 
-/** The base fee rises by an eighth in a block at most: twice the present one lasts for six full blocks. */
+/** The base fee rises by at most an eighth per block: twice the present fee suffices for the next five blocks, however full. */
 const BASE_FEE_FACTOR = 2n;
-/** Nodes take a replacement from 10 % more on in both fields; an eighth allows for their rounding. */
+/** Nodes accept a replacement that raises both fees by at least 10 %; an eighth leaves room for their rounding. */
 const RAISE_DIVISOR = 8n;
 
 const least = (a: bigint, b: bigint): bigint => (a < b ? a : b);
 const most = (a: bigint, b: bigint): bigint => (a > b ? a : b);
 
 /**
- * A node's suggestion is a first offer: at most the base fee, or the network's most where that is more. If a place
- * in a block costs more than that, replacements raise the offer step by step.
+ * The priority fee of a new transaction: the nodes' suggestion, but at most the base fee or `tip.most`, whichever is
+ * higher. If a place in a block costs more than that, replacements raise the offer step by step.
  */
 const firstOffer = (tip: Tip, baseFee: bigint): bigint => least(tip.suggested, most(baseFee, tip.most));
 
@@ -30,7 +30,7 @@ export function quoteFees(baseFee: bigint, tip: Tip, cap: bigint): Fees | null {
   return { maxFee, maxPriorityFee: least(offer, maxFee) };
 }
 
-/** The least that nodes accept as a replacement of `amount`. */
+/** The fee to offer where nodes hold a transaction that offers `amount`: surely enough for them to replace it. */
 const raised = (amount: bigint): bigint => amount + amount / RAISE_DIVISOR + 1n;
 
 /**
@@ -50,7 +50,7 @@ export function raiseFees(before: Fees, baseFee: bigint, tip: Tip, cap: bigint):
 
 /**
  * The fees of an empty transaction that replaces one which must not land any more. Never null: where the cap leaves no room
- * to raise, the fee is the cap, which nodes that do not hold the earlier transaction accept. A base fee over the cap falls again.
+ * to raise, the fee is the cap, which nodes without the earlier transaction accept. While the base fee is over the cap, it waits.
  */
 export function freeingFees(before: Fees, baseFee: bigint, tip: Tip, cap: bigint): Fees {
   const base = least(baseFee, cap);

@@ -54,7 +54,7 @@ export class Misuse extends Error {
   override readonly name = "Misuse";
   readonly problems: readonly string[];
 
-  /** @param all only the first problem of each flag is kept: what is wrong with an empty value says nothing more */
+  /** @param all the problems: of those about one flag only the first is kept, since the later ones follow from it */
   constructor(all: readonly string[]) {
     const flags = all.map((problem) => /^--\S+ (?=[a-z])/.exec(problem)?.[0]);
     const problems = all.filter((_, at) => flags[at] === undefined || flags.indexOf(flags[at]) === at);
@@ -64,7 +64,7 @@ export class Misuse extends Error {
 }
 
 /**
- * Loads the configuration of a command that has read its words and flags. @throws Misuse with all problems of both
+ * Loads the configuration of a command that has read its words and flags. @throws Misuse with the problems of all three
  * @param problemsOf finds what the command can't accept in a configuration that is valid by itself
  */
 export function configured(line: CommandLine, purpose: Purpose, problemsOf = (_: Config): readonly string[] => []) {
@@ -110,8 +110,8 @@ export function readCommandLine(words: readonly string[], commands: Commands, se
   if (!isName(first)) return isHelp ? askedForHelp({ all: "" }) : readRest("", serve, words);
   const name = [`${first} ${second}`, first].find((each) => Object.hasOwn(commands, each));
   const command = name === undefined ? undefined : commands[name];
-  // A second word that is nearly that of a command, after a command that takes no words. Any other may be a forgotten flag's value:
-  // to suggest `token revoke` for `token acme` would end the tokens of somebody who wants one.
+  // Whether the second word is nearly that of a two-word command. Any other second word may be the value of a forgotten flag:
+  // a user who types `token acme` wants a token, and would lose tokens by following a suggestion of `token revoke`.
   const meant = name === first && isName(second) && suggest(`${first} ${second}`, subcommands(first, commands));
   if (name !== undefined && command !== undefined && !meant) {
     const its = name.split(" ");
@@ -220,7 +220,7 @@ function readRest(command: string, { forms }: CliCommand, rest: readonly string[
     const problem = pairProblem(grammar, words.length, flags, pair);
     if (problem !== null) problems.push(problem);
     else if (name === null) words.push(word);
-    // A flag with a problem counts as given, since it is not missing.
+    // A flag with a problem still counts as given, so that it is not reported as missing too.
     if (name === null || !grammar.known.includes(name)) continue;
     if (grammar.isList(name)) lists.getOrInsertComputed(name, () => []).push(value ?? "");
     else flags.set(name, flags.get(name) ?? value ?? "");

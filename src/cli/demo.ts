@@ -1,5 +1,5 @@
-// `tollgate demo`: shows paid calls from end to end on this machine: a local chain with the real token, both services and two
-// agents with prices, all but the chain in one process. The demo makes paid calls over HTTP and then stays up for the reader to
+// `tollgate demo`: shows paid calls from end to end on this machine. It starts a local chain with the real token and, in one
+// process, both services and two agents with prices. The demo makes paid calls over HTTP and then stays up for the reader to
 // try. Its files are in one temporary directory, which is removed at the end.
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";

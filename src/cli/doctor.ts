@@ -20,13 +20,13 @@ import { FACILITATORS_MS_MAX, facilitatorFindings, issuerFindings, vaultFindings
 
 type Examined = CommandVerdict & { readonly document: object };
 
-/** The verdict, which holds unless the service would refuse work. @param unread warns of each variable that nothing reads */
+/** Runs all checks. The verdict holds unless the service would refuse work. @param unread a warning for each unread variable */
 export async function examine(config: Config, unread: readonly string[]): Promise<Examined> {
   const { facilitator, mode } = config;
   const opening = openDatabase(config);
   try {
     const service = facilitator === null ? gatewayChecks(config, opening) : facilitatorChecks(facilitator, opening);
-    // The configuration itself is valid, or the command would have ended before.
+    // The configuration itself is valid; otherwise the command would have ended earlier.
     const problems = unread.map((text) => warning(text, "unset or correct it"));
     const found = await runChecks(service);
     const all = [...findings("configuration", problems, `good for the ${mode}`), ...found];

@@ -48,7 +48,7 @@ export async function rotateKeys(line: CommandLine): Promise<CommandVerdict> {
 
 /** Stores the next master key durably, where the gateways find it. @returns the ID of the key */
 function stageNext({ next, own }: Config["masterKeys"], file: string | null, masterKeys: MasterKeys, log: Log): string {
-  // If the current key is a variable, the next key is a variable too, which the gateways have as well.
+  // If the current key comes from a variable, so must the next one, and the gateways must have that variable too.
   if (next !== null && (own !== null || file === null)) return masterKeyId(next);
   if (file === null) throw new StartupProblem("TOLLGATE_NEW_MASTER_KEY must be set");
   const id = masterKeys.add(stageMasterKey(file, next ?? newKey(), log));

@@ -95,7 +95,7 @@ function openSink(write: (bytes: Uint8Array) => number) {
     }
     lines.push(line);
     characters += line.length;
-    // While a slow reader has not taken the last bytes, only the timer tries to write again.
+    // While a slow reader has not taken the last bytes, a full buffer triggers no write: the timer tries again.
     if (characters >= FLUSH_AT_CHARACTERS && unwritten.length === 0) flush();
     else schedule();
   }
@@ -103,7 +103,7 @@ function openSink(write: (bytes: Uint8Array) => number) {
   return { add, flush };
 }
 
-/** Returns how many bytes are done with: written, or lost because the reader has gone. */
+/** Returns how many bytes are done with: either written, or lost to an error other than a slow reader. */
 function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): number {
   let done = 0;
   while (done < bytes.length) {
@@ -137,7 +137,7 @@ function isPlain(fields: LogFields): boolean {
 const bounded = (fields: LogFields): object =>
   Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, jsonValue(value)]));
 
-/** A value of bounded length that JSON.stringify formats rightly, or leaves out: undefined, functions and symbols. */
+/** A value of bounded length for JSON.stringify to format. Undefined, functions and symbols pass, and it leaves them out. */
 function jsonValue(value: unknown): unknown {
   if (value instanceof Error) return describe(value);
   if (typeof value === "string") return cut(value);
@@ -169,7 +169,7 @@ function summary(value: unknown): string {
   return `${value.name}: ${value.message}${code}`;
 }
 
-/** The stack frames alone, since the message is printed apart. */
+/** The stack frames alone, since the message is printed separately. */
 function frames(stack: string): string {
   const lines = stack.split("\n").flatMap((line) => (/^\s+at /.test(line) ? line.trim() : []));
   return lines.join("\n");

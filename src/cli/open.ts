@@ -27,8 +27,8 @@ import type { Reader, Store } from "../storage/store.ts";
 export type DataLocation = Pick<Config, "databaseUrl" | "dataDir">;
 
 /**
- * Creates the data directory, which there is not with Postgres, and writes to it once, since permissions alone don't reveal a full or
- * read-only disk. @throws StartupProblem when the directory can't be used
+ * Creates the data directory (with Postgres there is none) and writes to it once, since permissions alone don't reveal a full
+ * or read-only disk. @throws StartupProblem when the directory can't be used
  */
 export function openDataDir({ databaseUrl, dataDir }: DataLocation, log: Log): void {
   if (databaseUrl !== null) return;
@@ -102,7 +102,7 @@ export async function servicesIn({ db, tables }: Reader): Promise<readonly Servi
   return (["gateway", "facilitator"] as const).filter((service) => services[service]);
 }
 
-/** @param what of the place is the other service's, which its problem tells */
+/** @param what stands in the problem between the place and its owner, as in "the directory is a gateway's" */
 function requireAmong(services: readonly Service[], service: Service, location: DataLocation, what = "is"): void {
   const [other] = services;
   if (other === undefined || services.includes(service)) return;
@@ -110,7 +110,7 @@ function requireAmong(services: readonly Service[], service: Service, location: 
   throw new StartupProblem(`${mustBeOf(service, location)}: ${place} ${what} a ${other}'s`);
 }
 
-/** The services that have used a database file, which may be missing. What keeps a file from being read is told when it is opened. */
+/** The services that have used a database file, which may be missing. An unreadable file is reported later, by its opening. */
 const servicesAt = (file: string) => servicesOf(attempt(() => inspectSqlite(file)) ?? null);
 
 /** The services that have used a database, which is closed then. */
@@ -124,8 +124,8 @@ async function servicesOf(database: DatabaseInspection | null): Promise<readonly
 }
 
 /**
- * Makes sure that a copy does not replace the other service's data. A copy from before the first start of a service may be that of
- * either one, and replaces no data. @throws StartupProblem when it would
+ * Makes sure that a copy does not replace the other service's data. A copy that no service had used
+ * may belong to either one, so it may replace only a database that no service has used. @throws StartupProblem when it would
  */
 export async function requireOwnCopy(copy: string, location: DataLocation): Promise<void> {
   const services = await servicesAt(copy);
@@ -150,7 +150,7 @@ export async function requireOwnDataDir(service: Service, location: DataLocation
 /** Opens the database of a service, which may be empty. @throws StartupProblem when it is that of the other service alone */
 export async function openStoreOf(service: Service, location: DataLocation, log: Log): Promise<Store> {
   const { databaseUrl } = location;
-  // Before the database is migrated, whose own service may be of an earlier version.
+  // Checked before the migration: if the database is the other service's, that service may be of an earlier version.
   await requireOwnDataDir(service, location);
   if (databaseUrl !== null) {
     const used = await within(MAX.storeMs, servicesOf(await inspectPostgres(databaseUrl)));
@@ -159,7 +159,7 @@ export async function openStoreOf(service: Service, location: DataLocation, log:
   return openStore({ ...location, log, clock: systemClock });
 }
 
-/** For commands on keys and tokens, without effect in another database. @throws StartupProblem when no gateway has used it */
+/** For commands on keys and tokens, which only a gateway's database gives effect. @throws StartupProblem for any other */
 export async function openGatewayStore(location: DataLocation, log: Log): Promise<Store> {
   requireDatabase(location, "gateway");
   const store = patient(await openStoreOf("gateway", location, log));
@@ -179,7 +179,7 @@ export async function warnOfUnknownTenant({ read }: Store, tenant: string): Prom
   process.stderr.write(`the tenant ${tenant} ${nothing}\n`);
 }
 
-/** Makes sure that a command meets a gateway's directory, before it looks for the master key there. @throws StartupProblem */
+/** Makes sure that the place is a gateway's, before a command looks for the master key there. @throws StartupProblem */
 export async function requireGatewayPlace(location: DataLocation): Promise<void> {
   requireDatabase(location, "gateway");
   await requireOwnDataDir("gateway", location);

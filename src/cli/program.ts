@@ -19,7 +19,7 @@ export function programText(): string {
 
 function shorter(path: string): string {
   const near = relative(process.cwd(), path);
-  // Services run in the root directory, while those who read their log are elsewhere.
+  // A service may run in the root directory, and the reader of its log is elsewhere, so no path is shortened.
   if (process.cwd() === "/" || near.startsWith("..")) return path;
   return near.includes("/") ? near : `./${near}`;
 }

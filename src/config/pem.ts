@@ -60,7 +60,7 @@ export const privateKeyFile = pemFile(
 export const isKeyOf = (key: string, certificates: string): boolean =>
   new X509Certificate(certificates).checkPrivateKey(createPrivateKey(key));
 
-/** How long before its expiry a certificate is warned of: enough time to issue a new one. */
+/** How long before a certificate expires the warnings begin: enough time to issue a new one. */
 export const EXPIRY_WARNING_MS = 14 * 86_400_000;
 
 /** @param certificates PEM that has been parsed before @param now milliseconds since the epoch */

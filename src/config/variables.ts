@@ -91,7 +91,7 @@ export const GATEWAY = {
   TOLLGATE_VAULT_PREFIX: row("vault.prefix", value.tenantPrefix, "secret/data/tenants/{tenant}"),
 };
 
-/** A limit of gas that is not set is the network's own. */
+/** A limit with the fallback null is the network's own when it is not set. */
 export const FACILITATOR = {
   TOLLGATE_OPEN_PORT: row("facilitator.openPort", PORT, 8081),
   TOLLGATE_TLS_CERT_FILE: row("facilitator.tls.cert", pem.certificateFile, null),
@@ -115,5 +115,5 @@ export const FACILITATOR = {
 
 export const DEMO = { TOLLGATE_ANVIL: row("anvil", value.path, null) };
 
-/** Of the callers' command. */
+/** For `tollgate call`, which also reads TOLLGATE_CA_FILE. */
 export const CALL = { TOLLGATE_TOKEN: row("token", value.bearerToken, null, { secret: true }) };

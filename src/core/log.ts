@@ -9,7 +9,7 @@ export interface Log {
   debug(event: string, fields?: LogFields): void;
   info(event: string, fields?: LogFields): void;
   warn(event: string, fields?: LogFields): void;
-  /** A field named `error` is printed with its message and its causes. */
+  /** Here and at the other levels, a field that holds an Error is printed with its message, causes and stack. */
   error(event: string, fields?: LogFields): void;
 }
 

@@ -1,5 +1,5 @@
-// The interface through which the product counts and measures. Metric names and types are known to src/metrics alone. No
-// tenant, agent or caller passes here, so none can become a label.
+// The interface through which the product counts and measures. Metric names and types are known to src/metrics alone. Only
+// the event of `ended` holds a tenant, agent and caller, and src/metrics makes no label of them.
 import type { CallEndListener } from "./call.ts";
 import type { PolicyAction } from "./states.ts";
 

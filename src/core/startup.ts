@@ -8,7 +8,7 @@ export class StartupProblem extends Error {
   override readonly name = "StartupProblem";
 }
 
-/** A problem that may pass by itself, such as an unreachable database: after status 1 a process manager starts it again. */
+/** A problem that may pass by itself, such as an unreachable database: status 1 lets a process manager start tollgate again. */
 export class PassingStartupProblem extends StartupProblem {}
 
 /** A server can't listen on its address. The command line knows how the operator gave that address. */
@@ -21,7 +21,7 @@ export class ListenProblem extends StartupProblem {
     this.#hint = hint;
   }
 
-  /** @param flags those that were given, by name @param located adds where a variable was set */
+  /** The problem in the operator's terms. @param flags as given, by name @param located adds where a variable was set */
   told(flags: ReadonlyMap<string, string>, canShare: boolean, located: (problem: string) => string): StartupProblem {
     const message = canShare ? this.message : this.message.slice(0, this.message.length - this.#hint.length);
     const shown = message.replace(/^TOLLGATE_HOST\b/, flags.has("host") ? "--host" : "$&");
@@ -46,7 +46,7 @@ export function listenProblem(host: string, port: number, variable: string, caus
   return new ListenProblem(problem, "", { cause });
 }
 
-/** Codes of what the operator has to put right at a path. A disk that fails or is full has others. */
+/** Codes of errors at a path that the operator has to put right. A failing or full disk has other codes. */
 const PATH_CODES = /^(EACCES|EPERM|EROFS|EISDIR|ENOTDIR)$/;
 
 /** The problem of a path that this user may not use, or that is no file; null for any other error. */

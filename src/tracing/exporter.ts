@@ -1,6 +1,6 @@
-// Sends spans to the collector, as OTLP over HTTP with protobuf. Spans are dropped when the queue is full, and with a batch that
-// the collector refuses, so memory and the time of a batch are bounded whatever the collector does. After a transient failure
-// (429, 502, 503, 504, no connection) a batch is retried, after the collector's `Retry-After` if that is longer than our backoff.
+// Sends spans to the collector, as OTLP over HTTP with protobuf. New spans are dropped when the queue is full, and a batch is
+// dropped when the collector refuses it, so that memory and the time of a batch stay bounded. After a transient failure (429,
+// 502, 503, 504, no connection) a batch is retried, after the collector's `Retry-After` (30 s at most) if our backoff is shorter.
 import { type ExportResult, ExportResultCode } from "@opentelemetry/core";
 import { ProtobufTraceSerializer } from "@opentelemetry/otlp-transformer";
 import { BatchSpanProcessor, type ReadableSpan, type SpanExporter, type SpanProcessor } from "@opentelemetry/sdk-trace";
@@ -52,7 +52,7 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
   }
 
   async function send(spans: ReadableSpan[]): Promise<BatchFailure | null> {
-    // So that the call whose span fills the batch does not wait for its serialization.
+    // Yields first, so that the call whose span fills the batch does not wait while the batch is serialized.
     await new Promise(setImmediate);
     const body = ProtobufTraceSerializer.serializeRequest(spans);
     if (body === undefined) return { message: "could not be serialized", retryAfterMs: null };
@@ -144,7 +144,7 @@ export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor
       // Ends the retries, so that `flushed` resolves soon.
       await exporter.shutdown();
       await flushed;
-      // `flushed` resolves at the first batch that fails, and ignores a batch that was in flight before.
+      // Waits for the rest: `flushed` resolves at the first batch that fails, and ignores a batch already in flight.
       await exporter.shutdown();
       drops.flush();
     },

@@ -2,7 +2,7 @@
 //
 // The sampler that the operator chose decides which traces are recorded; the `parentbased_` ones follow the caller's flag. A
 // bound on traces per second holds whatever the sampler says, so that no caller can make the gateway record without end, and
-// each tenant has a share of that bound. The spans within a trace are recorded exactly if the trace is.
+// each tenant has a share of that bound. A span within a trace is recorded if and only if the trace is.
 import { AsyncLocalStorage } from "node:async_hooks";
 import type { Attributes, Context, Span as OtelSpan } from "@opentelemetry/api";
 import { createContextKey, ROOT_CONTEXT, SpanKind, SpanStatusCode, TraceFlags, trace } from "@opentelemetry/api";
@@ -136,7 +136,7 @@ const WINDOW_MS = 1000;
 const LEFT_OUT = { decision: SamplingDecision.NOT_RECORD };
 const RECORDED = { decision: SamplingDecision.RECORD_AND_SAMPLED };
 
-/** @param payerOf names the tenant whose share a trace in this context takes */
+/** @param payerOf names the tenant or account whose share of the budget a trace in this context uses */
 export function createSampler(
   { sampler, ratio, tracesPerSecond }: Pick<TracingOptions, "sampler" | "ratio" | "tracesPerSecond">,
   payerOf: (context: Context) => string,
@@ -182,7 +182,7 @@ const NAMES: Readonly<Record<keyof SpanFields, string>> = {
   route: ATTR_HTTP_ROUTE,
   host: ATTR_SERVER_ADDRESS,
   errorType: ATTR_ERROR_TYPE,
-  // Not stable in the conventions yet, so the package has no constants for the names below.
+  // `rpc.method` is not stable in the conventions yet, so the package has no constant. The `tollgate.` names are our own.
   rpcMethod: "rpc.method",
   rpcEndpoint: "tollgate.rpc.endpoint",
   tenant: "tollgate.tenant",

@@ -142,7 +142,7 @@ function contentType(data: Uint8Array): Record<string, string> {
   }
 }
 
-/** Ends as a shell expects it on Ctrl-C, and when the reader of the output is gone (`tollgate call … | head`). */
+/** On a signal, or when the reader of the output is gone (`… | head`), exits with the status that a shell expects. */
 function endOnSignals(run: CallRun): void {
   const end = (status: number) => {
     const { invocation, streams, isSent, payment } = run;
@@ -205,7 +205,7 @@ async function polled(run: CallRun, what: string, isJson: boolean): Promise<obje
   return view;
 }
 
-/** Prints the response that the gateway has kept. @throws RunEnd unless the call succeeded and its response is whole */
+/** Prints the response that the gateway has kept. @throws RunEnd if the call failed, or its response was lost or cut short */
 async function showEnd(run: CallRun, view: CallView, isJson = false): Promise<void> {
   const body = view.response_body_b64;
   if (!isJson) await print(run, Buffer.from(body ?? "", "base64"));
@@ -237,7 +237,7 @@ async function streamed(run: CallRun, isMcp: boolean, what: string): Promise<und
     if (!isFailed) {
       if (stream !== null) for await (const piece of bodyChunks(stream, limits)) await print(run, piece);
       await endLine(run);
-      // What a facilitator collected would stand in the header.
+      // If a facilitator had collected the payment, this header would say so.
       if (run.payment !== null && !headers.has("x-payment-response")) await noteUncollected(run);
       return;
     }
@@ -258,9 +258,9 @@ async function noteUncollected(run: CallRun): Promise<void> {
   if (view !== null) tellUncollected(run, view);
 }
 
-/** @throws RunEnd unless the call was taken before, and succeeded */
+/** Ends a stream that failed or ended early. @throws RunEnd unless an earlier request made the call, and it succeeded */
 async function endOfStream(run: CallRun, status: number, held: Uint8Array | null, problem: string): Promise<void> {
-  // The status of a call that was taken before, unless it is the agent's own.
+  // A 409 says that an earlier request was taken as this call, unless the 409 is the agent's own.
   const isRepeated = status === STATUS.conflict;
   const view = isRepeated ? await awaitEnd(run) : await askForEnd(run, 5).catch(() => null);
   const isOfAgent = held !== null && view?.upstream_status === status;
@@ -272,7 +272,7 @@ async function endOfStream(run: CallRun, status: number, held: Uint8Array | null
   throw cutShort(run, held === null || view?.status === "failed" ? view : null, told);
 }
 
-/** As much as the gateway keeps of a response, and what has come when the signal ends the wait: it may go on without end. */
+/** The start of a response, which may never end: at least what the gateway would keep, or what had come at the signal. */
 async function startOf(pieces: AsyncIterable<Uint8Array>, end: AbortSignal): Promise<Uint8Array> {
   const read: Uint8Array[] = [];
   let length = 0;
@@ -310,7 +310,7 @@ async function openSession({ access, data }: CallRun, path: string): Promise<Rec
 
 const CONTROL_CHARACTER = /[^\P{Cc}\s]/u;
 
-/** Writes to standard output. A terminal would obey control characters of an agent, and gets nothing from them on. */
+/** Writes to standard output. A terminal would obey an agent's control characters, so they and what follows are not shown. */
 async function print({ output, invocation }: CallRun, bytes: Uint8Array): Promise<void> {
   if (output.isCut || bytes.length === 0) return;
   if (process.stdout.isTTY && CONTROL_CHARACTER.test(output.decoder.decode(bytes, { stream: true }))) {
@@ -323,7 +323,7 @@ async function print({ output, invocation }: CallRun, bytes: Uint8Array): Promis
   await written(bytes);
 }
 
-/** Gives a response that ends without a line feed one on a terminal, before the prompt. */
+/** On a terminal, adds the line feed that a response may lack at its end, so that the prompt begins a line. */
 async function endLine({ output }: CallRun): Promise<void> {
   if (!process.stdout.isTTY || output.last === undefined || output.last === 0x0a) return;
   output.last = 0x0a;

@@ -7,7 +7,7 @@ import { encodeBase64, MAX_TIMEOUT_SECONDS, parseChallenge } from "../../x402/co
 import { findNetwork, type Network, SCHEME, X402_VERSION } from "../../x402/network.ts";
 import type { Requirements } from "../../x402/types.ts";
 
-/** As official clients do, since the clocks of chain and payer differ. */
+/** A payment is valid from this long ago, as with official clients, since the clocks of chain and payer differ. */
 const BACKDATED_SECONDS = 600;
 
 const TYPES = {
@@ -36,7 +36,7 @@ export interface PayableOffer {
   readonly terms: Requirements;
 }
 
-/** The offer in the body of a 402 that can be paid: USDC on a known network, by the exact scheme. Otherwise why there is none. */
+/** The first payable offer in the body of a 402: USDC on a known network, by the exact scheme. If there is none, the reason. */
 export function payableOffer(challenge: unknown): PayableOffer | string {
   const offers = parseChallenge(challenge);
   if (!offers.ok) return `its terms can't be read: ${offers.reason}`;
@@ -51,7 +51,7 @@ export function payableOffer(challenge: unknown): PayableOffer | string {
 
 export type SignedPayment = Awaited<ReturnType<typeof signPayment>>;
 
-/** Signs the payment of the offer for no longer than a call needs, with the network's token domain whatever the offer says. */
+/** Signs the payment of an offer, valid for MAX_TIMEOUT_SECONDS at most, for the network's token whatever the offer says. */
 export async function signPayment({ network, terms }: PayableOffer, { key, address }: PayerAccount) {
   const { chainId, token } = network;
   const now = Math.floor(systemClock.now() / 1000);

@@ -93,7 +93,7 @@ async function announcedPort(output: ReadableStream<Uint8Array>): Promise<string
 
 export type DemoChain = Awaited<ReturnType<typeof furnishChain>>;
 
-/** @param units the payer's USDC, in smallest units */
+/** Installs the token, funds the signer and the payer, and starts mining. @param units the payer's USDC, in smallest units */
 export async function furnishChain(network: Network, url: string, signer: Hex, payer: Hex, units: bigint) {
   const outbound = createOutbound({ rules: null, extraCa: null });
   const request: CallNode = (method, params) =>

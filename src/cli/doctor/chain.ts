@@ -81,7 +81,7 @@ export async function chainClockFindings(opening: Promise<readonly Node[]>): Pro
 
 const BEHIND_BLOCKS = 5;
 const BEHIND_SECONDS = 60;
-/** Blocks that are newer than this may still be replaced. */
+/** A block with fewer than this many blocks after it may still be replaced. */
 const SETTLED_BLOCKS = 4;
 
 export interface NodeAnswer {
@@ -146,7 +146,7 @@ function lagProblem({ newest }: NodeAnswer, best: number, time: number): Problem
   return warning(text, "find out why it does not follow the chain, or move it to the end of TOLLGATE_RPC_URLS");
 }
 
-/** The time of the newest block in Unix seconds; null if no node has answered. */
+/** The time of the newest block in Unix seconds; null if no node of the right chain has answered. */
 export function chainTime(nodes: readonly NodeReport[]): number | null {
   const times = goodAnswers(nodes).map(({ newest }) => newest.timestamp);
   return times.length === 0 ? null : Math.max(...times);

@@ -38,7 +38,7 @@ export function openDatabase({ databaseUrl, dataDir }: DataLocation): Opening {
   return opening;
 }
 
-/** A check that needs the database. If that can't be opened, its finding is that it was not checked. */
+/** A check that needs the database. If the database can't be opened, the finding says that nothing was checked. */
 export function afterOpening(
   check: Omit<Check, "run">,
   opening: Opening,

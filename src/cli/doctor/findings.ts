@@ -1,6 +1,6 @@
 // Runs the doctor's checks and makes its report. Each finding is one line, and all of them decide the exit status. Checks run
-// concurrently, each with a deadline, and are reported in their order. A check that throws becomes a finding, without the
-// message of an error that may show a secret. Judgements that several checks share, about certificates and clocks, are here too.
+// concurrently, each with a deadline, and are reported in order. A check that throws becomes a finding; the message of an error
+// that may show a secret is left out. Judgements that several checks share, about certificates and clocks, are here too.
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import { errorName } from "../../core/fault.ts";
@@ -97,7 +97,7 @@ function outboundAdvice({ kind, message }: OutboundError): string | null {
   return null;
 }
 
-/** Judges the validity of a certificate, in milliseconds since the epoch. @param which names it, as in "its certificate" */
+/** Judges the validity of a certificate. Times are in milliseconds since the epoch. @param which as in "its certificate" */
 export function validityProblem(which: string, from: number, to: number, now: number, advice: string): Problem | null {
   if (now < from) return failure(`${which} is not valid before ${timeText(from)}`, "set the clock, or wait");
   if (now > to) return failure(`${which} expired at ${timeText(to)}`, advice);

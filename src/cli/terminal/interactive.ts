@@ -31,9 +31,9 @@ export function disagreement({ flags }: CommandLine, question: string): Promise<
 }
 
 export interface Progress {
-  /** Some of all bytes are done. */
+  /** Reports how many of all the bytes are done. */
   done(bytes: number, all: number): void;
-  /** The work writes this file, which will have so many bytes. */
+  /** Names the file that the work writes and its final size: from then on progress is the file's present size. */
   writes(path: string, all: number): void;
 }
 
