@@ -51,8 +51,8 @@ export interface AttemptOptions extends StoreTools {
 }
 
 /**
- * Makes one attempt, and resolves when its outcome is recorded, with whether the facilitator answered in time; null when it got no
- * request: what delays a tenant's own side, such as its secrets store, says nothing about a facilitator that others use too.
+ * Makes one attempt, and resolves when its outcome is recorded, with whether the facilitator answered in time. Null when it got no
+ * request: a delay on the tenant's own side, such as a slow secrets store, says nothing about a facilitator that others use too.
  * @param stop aborts the attempt, with its outcome unknown
  * @throws Fault `unavailable` when the attempt was aborted and the store does not take the outcome
  */
@@ -92,10 +92,10 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const why = outcome.kind === "collected" ? { transaction: outcome.transaction } : { why: outcome.why };
   LOG_VERDICT[shownAs](log, { ...paymentLogFields(open), attempts: open.attempts, outcome: outcome.kind, ...why });
   if (isPaid) options.paid(open.tenant, open.agent_id);
-  return inTime(answer);
+  return wasHeard(answer);
 }
 
-const inTime = (answer: SettleOutcome) => (answer.kind === "unsent" ? null : !("isSilent" in answer));
+const wasHeard = (answer: SettleOutcome) => (answer.kind === "unsent" ? null : !("isSilent" in answer));
 
 /** Confirms a transaction that a reorganisation may change, by the nodes, or by the facilitator, which repeats its answer. */
 async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<boolean | null> {
@@ -106,7 +106,7 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const authorization = authorizationOf(open);
   const ask = { ...open, expected: expectedOf(network, authorization), span: null, markSending: async () => true };
   const outcome = look ? await look(authorization, before) : await client.settle(ask, stop);
-  const learned = look || outcome === null ? null : inTime(outcome);
+  const heard = look || outcome === null ? null : wasHeard(outcome);
   const now = clock.now();
   const finalAt = open.final_at ?? now;
   const isCollected = outcome?.kind === "collected";
@@ -127,10 +127,10 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
     else if (isLast) await denyReceipt(tx, key);
     return isLast || isCollected;
   });
-  if (!isDone) return learned;
+  if (!isDone) return heard;
   if (!isCollected) log.error("settlement_not_confirmed", { ...paymentLogFields(open), transaction });
   else if (changed !== null) log.info("settlement_moved", { ...paymentLogFields(open), transaction, before });
-  return learned;
+  return heard;
 }
 
 /** The result of an attempt, as the metrics name it. */

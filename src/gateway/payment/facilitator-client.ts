@@ -76,19 +76,20 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
           // Reading the secret can't be aborted, so the whole attempt is raced against the signal.
           return await unlessAborted(end, ask(attempt, end, onSend));
         } catch (error) {
-          const outcome = unanswered(end.aborted ? new Error("no answer in time") : error, isSent);
-          return outcome.kind === "unknown" && end.aborted && !stop.aborted ? { ...outcome, isSilent: true } : outcome;
+          if (end.aborted) return unanswered(new Error("no answer in time"), isSent, !stop.aborted);
+          return unanswered(error, isSent, false);
         }
       }),
   };
 }
 
-/** The outcome of an attempt without an answer. @param isSent whether it was about to be sent */
-function unanswered(failure: unknown, isSent: boolean): SettleOutcome {
+/** The outcome of an attempt without an answer. @param isSent whether it was about to be sent @param isLate its time has run out */
+function unanswered(failure: unknown, isSent: boolean, isLate: boolean): SettleOutcome {
   // The server may have closed the connection right before the first byte.
   const isUnreached = failure instanceof OutboundError && failure.kind === "unreached";
   const why = failure instanceof Error ? failure.message : "failed";
-  return { kind: isSent && !isUnreached ? "unknown" : "unsent", why };
+  if (!isSent || isUnreached) return { kind: "unsent", why };
+  return { kind: "unknown", why, ...(isLate && { isSilent: true }) };
 }
 
 export type FacilitatorClient = ReturnType<typeof createFacilitatorClient>;

@@ -66,6 +66,21 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       return key;
     }
 
+    /** Due payments of so many tenants at a facilitator, and of one more, the last by name, at a quick one. */
+    async function crowd(tenants: number, facilitator_url: string) {
+      const next_attempt_at = clock.now() - 1_000;
+      const shared = Array.from({ length: tenants * 120 }, (_, n) => ({
+        tenant: `tenant ${n % tenants}`,
+        facilitator_url,
+        next_attempt_at,
+      }));
+      const quick = Array.from({ length: 3_000 }, () => ({
+        facilitator_url: "https://quick.example",
+        next_attempt_at,
+      }));
+      await waiting(await configured(`z-${crypto.randomUUID()}`), [...shared, ...quick]);
+    }
+
     test("a payment is attempted however many of its tenant wait, due before and after it, at a silent facilitator", async () => {
       await store().write((tx) => tx.db.delete(tx.tables.payments));
       const tenant = await configured();
@@ -220,7 +235,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         at.settler.start();
         for (const stem of [last, next]) {
           const tenant = await configured(`${stem}-${crypto.randomUUID()}`);
-          await at.settler.attempt((await recorded(at, await priced(tenant))).payment as never);
+          await at.settler.attempt((await recorded(at, await priced(tenant))).payment);
           clock.time += 2_000;
           await until(() => asked.filter((name) => name === tenant).length >= 2);
         }
@@ -243,35 +258,33 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
           },
         },
       });
-      const quick = Array.from({ length: 3_000 }, (_, n): Partial<PaymentRow> => {
-        const nonce: Hex = `0x${String(10_000 + n).padStart(64, "0")}`;
-        return {
-          facilitator_url: "https://quick.example",
-          next_attempt_at: clock.now() - 1_000,
-          nonce,
-          invocation_id: nonce,
-        };
-      });
-      const tenants = ["a", "b", "c"].map((name) => `${name}-${crypto.randomUUID()}`);
-      const due = {
-        facilitator_url: `https://shared.example/${"a".repeat(400)}`,
-        next_attempt_at: clock.now() - 1_000,
-      };
-      for (const [number, tenant] of tenants.entries()) {
-        const nonces = Array.from({ length: 120 }, (_, n): Partial<PaymentRow> => {
-          const nonce: Hex = `0x${String((number + 1) * 1_000 + n).padStart(64, "0")}`;
-          return { ...due, nonce, invocation_id: nonce };
-        });
-        await waiting(await configured(tenant), nonces);
-      }
-      await waiting(await configured(`z-${crypto.randomUUID()}`), quick);
+      await crowd(3, `https://shared.example/${"a".repeat(400)}`);
       at.settler.start();
       await until(() => asked.length > 40);
       asked.length = 0;
       await until(() => asked.length >= 18);
       await at.settler.stop(0);
-      const counts = tenants.map((tenant) => asked.filter((name) => name === tenant).length);
+      const counts = [0, 1, 2].map((n) => asked.filter((name) => name === `tenant ${n}`).length);
       expect(Math.min(...counts)).toBeGreaterThanOrEqual(4);
+    });
+
+    test("tenants take turns at a facilitator whose slots are all taken, whoever pays at another", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      const asked: string[] = [];
+      const at = replica(() => UNKNOWN, {
+        client: {
+          async settle({ tenant, facilitator_url }) {
+            if (facilitator_url === "https://shared.example") asked.push(tenant);
+            await Bun.sleep(50);
+            return UNKNOWN;
+          },
+        },
+      });
+      await crowd(12, "https://shared.example");
+      at.settler.start();
+      await until(() => asked.length >= 500);
+      await at.settler.stop(0);
+      expect(new Set(asked.slice(0, 500)).size).toBe(12);
     });
 
     test("a tenant whose own secrets store delays its payments takes no slots from others at the facilitator", async () => {
@@ -290,8 +303,8 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         },
       });
       const { payment } = await recorded(at, await priced(slow));
-      await at.settler.attempt(payment as never);
-      const { facilitator_url } = payment as PaymentRow;
+      await at.settler.attempt(payment);
+      const { facilitator_url } = payment;
       const due = Array.from({ length: 9 }, () => ({ facilitator_url, next_attempt_at: clock.now() - 1_000 }));
       await waiting(await configured(), due);
       at.settler.start();
@@ -369,7 +382,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
           return outcome;
         });
         const { payment, key } = await recorded(at, await priced(tenant));
-        await at.settler.attempt(payment as never);
+        await at.settler.attempt(payment);
         expect((await shown(key))[2]).toBe(expected);
       }
     });
@@ -405,7 +418,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         };
         const at = replica(() => outcome, { store: losing });
         const { payment, key } = await recorded(at, await priced(tenant));
-        await at.settler.attempt(payment as never);
+        await at.settler.attempt(payment);
         expect((await shown(key))[2]).toBe(expected);
         expect(at.told).toEqual([outcome === COLLECTED ? `paid ${payment.agent_id}` : `ended ${key.id}`]);
       }
@@ -434,7 +447,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const [tenant, other] = [await configured(), await configured()];
       const { payment } = await recorded(at, await priced(tenant));
       const flights = Array.from({ length: 3584 }, (_, n) =>
-        at.settler.attempt({ ...payment, invocation_id: `inv_${n}` } as never),
+        at.settler.attempt({ ...payment, invocation_id: `inv_${n}` }),
       );
       const call = await priced(tenant);
       expect(await kindOf(at.payments.check(call))).toBe("unavailable");

@@ -44,7 +44,7 @@ export function createSettler(options: SettlerOptions) {
   function attempt(open: OpenPayment): Promise<void> {
     const slot = limits.enter(open.tenant);
     const flight = outlastRequest(() => attemptSettlement(options, open, stopped.signal))
-      .then((inTime) => void (inTime !== null && limits.learn(facilitatorNameOf(open), inTime)))
+      .then((wasHeard) => limits.learn(facilitatorNameOf(open), wasHeard))
       .catch((error) => log.error("settlement_left_open", { ...paymentLogFields(open), error }))
       .finally(() => {
         flights.delete(open.invocation_id);
@@ -55,11 +55,11 @@ export function createSettler(options: SettlerOptions) {
     return flight;
   }
 
-  /** False when the payment has no slot or is not to be tried now; else true once leased, while its attempt goes on. */
-  async function retry(seen: OpenPayment): Promise<boolean> {
-    if (stopping || flights.has(seen.invocation_id) || (await postponeRestored(options, seen))) return false;
+  /** Resolves when the payment is leased, while its attempt goes on, or when it has no slot or is not to be tried now. */
+  async function retry(seen: OpenPayment): Promise<void> {
+    if (stopping || flights.has(seen.invocation_id) || (await postponeRestored(options, seen))) return;
     const slot = limits.take(seen.tenant, facilitatorNameOf(seen));
-    if (slot === null) return false;
+    if (slot === null) return;
     let attempting = Promise.resolve();
     try {
       const leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
@@ -67,7 +67,6 @@ export function createSettler(options: SettlerOptions) {
     } finally {
       void attempting.then(slot.release);
     }
-    return true;
   }
 
   const pollOnce = () =>
@@ -135,7 +134,7 @@ async function postponeRestored({ store, clock, guard }: SettlerOptions, seen: O
 
 interface DueSearch {
   readonly limits: ReturnType<typeof createSettlementLimits>;
-  retry(seen: OpenPayment): Promise<boolean>;
+  retry(seen: OpenPayment): Promise<void>;
   isOver(): boolean;
   leaseUntil(): number;
 }
@@ -148,43 +147,46 @@ function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOv
   let lastTenant = "";
   /** By tenant: the facilitator at which the last look for due payments stopped, if that was before the end. */
   const lastFacilitators = new Map<string, string>();
-  /** By facilitator with few slots: whose turn it was, and whose it is. Tenants elsewhere, who get slots at once, change nothing. */
-  const turns = new Map<string, { last: string; next: OpenFacilitator | null }>();
+  /** By facilitator whose slots are all taken: whose turn it was there, and who is next. Tenants elsewhere change nothing of that. */
+  const turns = new Map<string, { last: string; next: OpenFacilitator | null; search: number }>();
+  let search = 0;
   let repairedAt = Number.NEGATIVE_INFINITY;
 
   function noteTurn(at: OpenFacilitator): void {
-    const turn = turns.getOrInsertComputed(at.facilitator, () => ({ last: "", next: null }));
+    const turn = turns.getOrInsertComputed(at.facilitator, () => ({ last: "", next: null, search }));
+    turn.search = search;
     if (turn.next === null || isNext(at.tenant, turn.next.tenant, turn.last)) turn.next = at;
   }
 
-  async function takeTurns(now: number): Promise<void> {
-    for (const [facilitator, turn] of turns) {
-      const { next } = turn;
-      if (isOver() || limits.full()) return;
-      if (next === null || !limits.isTroubled(facilitator)) turns.delete(facilitator);
-      else if (!limits.isFullAt(facilitator)) {
-        Object.assign(turn, { last: next.tenant, next: null });
-        await retryAt(next, now, MAX.troubledAttempts);
-      }
-    }
+  /** Gives the facilitator's free slots to the tenant who is next there. */
+  async function takeTurn(facilitator: string, now: number): Promise<void> {
+    const turn = turns.get(facilitator);
+    if (!turn?.next || limits.isFullAt(facilitator)) return;
+    const { next } = turn;
+    turn.last = next.tenant;
+    turn.next = null;
+    await retryAt(next, now);
   }
 
-  async function retryAt(at: OpenFacilitator, now: number, room: number): Promise<void> {
-    // Payments that wait for a slot at one facilitator hold up none at another.
-    if (limits.isFullAt(at.facilitator)) return;
-    const tried = await Promise.all((await dueOf(store.read, at, now, room)).map(retry));
-    // The next search begins after the last tenant that got a slot: those that got none come first.
-    if (tried.includes(true)) lastTenant = at.tenant;
+  /** Forgets the facilitators for which this search, which has seen all tenants, has found nobody who waits. */
+  function forgetTurns(): void {
+    for (const [facilitator, turn] of turns) if (turn.search !== search) turns.delete(facilitator);
+  }
+
+  async function retryAt(at: OpenFacilitator, now: number): Promise<void> {
+    const room = Math.min(limits.ofTenant(at.tenant), MAX.facilitatorAttempts);
+    await Promise.all((await dueOf(store.read, at, now, room)).map(retry));
   }
 
   async function retryOf(tenant: string, found: readonly OpenFacilitator[], now: number): Promise<void> {
     for (const at of found) {
-      const room = Math.min(limits.ofTenant(tenant), MAX.facilitatorAttempts);
-      if (isOver() || room === 0) return;
+      if (isOver() || limits.ofTenant(tenant) === 0) return;
       lastFacilitators.set(tenant, at.facilitator);
       if ((at.due_at ?? 0) > now) continue;
-      if (limits.isTroubled(at.facilitator)) noteTurn(at);
-      else await retryAt(at, now, room);
+      await takeTurn(at.facilitator, now);
+      // Payments that wait for a slot at one facilitator hold up none at another.
+      if (limits.isFullAt(at.facilitator)) noteTurn(at);
+      else await retryAt(at, now);
     }
     if (found.length < MAX.backgroundAttempts) lastFacilitators.delete(tenant);
   }
@@ -200,10 +202,11 @@ function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOv
     const now = clock.now();
     const isRepair = performance.now() - repairedAt > 10_000;
     if (isRepair) repairedAt = performance.now();
-    await takeTurns(now);
+    search++;
     let next = Number.POSITIVE_INFINITY;
     for await (const { tenant } of tenantsWithOpen(store.read, lastTenant)) {
       if (isOver() || limits.full()) return 0;
+      lastTenant = tenant;
       const last = lastFacilitators.get(tenant) ?? "";
       const found = await facilitatorsWithOpen(store.read, tenant, last, MAX.backgroundAttempts);
       next = Math.min(next, ...found.map(({ due_at }) => Math.max((due_at ?? 0) - now, 0)));
@@ -211,6 +214,7 @@ function createDueSearch({ store, clock }: SettlerOptions, { limits, retry, isOv
       await retryOf(tenant, found, now);
     }
     if (next === Number.POSITIVE_INFINITY) lastFacilitators.clear();
+    forgetTurns();
     return next;
   };
 }
@@ -249,7 +253,6 @@ export function createSettlementLimits() {
     isCrowded: (tenant: string) => inFlight.roomOf(tenant) === 0,
     full: () => background.free === 0,
     isFullAt,
-    isTroubled: (facilitator: string) => troubled.has(facilitator),
     /** Slots in use, by the names in kernel/limits.ts. */
     inUse: () => ({ firstAttempts: inFlight.inUse, backgroundAttempts: background.inUse }),
     /** Background slots that the tenant may still take. */
@@ -273,10 +276,11 @@ export function createSettlementLimits() {
         },
       };
     },
-    /** Notes whether the facilitator answered the last request in time. */
-    learn(facilitator: string, inTime: boolean) {
+    /** Notes whether the facilitator answered in time; null leaves what is known. */
+    learn(facilitator: string, wasHeard: boolean | null) {
+      if (wasHeard === null) return;
       troubled.delete(facilitator);
-      if (inTime) return;
+      if (wasHeard) return;
       troubled.add(facilitator);
       const [oldest] = troubled;
       if (troubled.size > MAX.troubledFacilitators && oldest !== undefined) troubled.delete(oldest);

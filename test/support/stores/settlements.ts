@@ -13,7 +13,7 @@ import type { SettleOutcome } from "../../../src/gateway/payment/outcome.ts";
 import { createRestoreGuard } from "../../../src/gateway/payment/restored.ts";
 import { type Charge, createPayments, type PricedCall, paidColumns } from "../../../src/gateway/payment/service.ts";
 import { createSettler, type Settler, type SettlerOptions } from "../../../src/gateway/payment/settler.ts";
-import { insertPayment } from "../../../src/gateway/payment/store.ts";
+import { insertPayment, isOpen } from "../../../src/gateway/payment/store.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { newPayer, signPayment, verifiedAtOnce } from "../chain/payments.ts";
@@ -142,6 +142,7 @@ export function usePayments(databaseUrl: () => Promise<string | null>) {
     const { tenant, agent_id } = call;
     const one = accepted(clock.now(), { tenant, agent_id, ...paidColumns(charge) });
     const payment = at.payments.paymentRow(charge, one.row, null);
+    if (!isOpen(payment)) throw new Error("the payment has no facilitator");
     await store.write(async (tx) => {
       await accept(tx, one);
       await insertPayment(tx, payment);
