@@ -461,7 +461,7 @@ const PAYING = [AGENT, "--payer-key-file", "payer", "--max-price", "0.05"];
 describe("nothing is signed", () => {
   const wrong: readonly (readonly [what: string, terms: object, told: string])[] = [
     ["above --max-price", { maxAmountRequired: "50001" }, "the call costs 0.050001 USDC on Base to 0x1111"],
-    ["in another token", { asset: `0x${"22".repeat(20)}` }, "tollgate call pays only in USDC"],
+    ["in another token", { asset: `0x${"22".repeat(20)}` }, "this command pays only in USDC"],
     ["on a network that is not known", { network: "nowhere" }, "the gateway asks for exact on nowhere"],
     ["on a network named like a property of objects", { network: "constructor" }, "asks for exact on constructor"],
     ["by another scheme", { scheme: "upto" }, "the gateway asks for upto on base"],

@@ -137,7 +137,9 @@ function bill(binaries: readonly Binary[], packages: readonly BundledPackage[]):
   const parts = new Map(
     packages.map((each) => [each.folder, packaged(each.manifest, each.integrity, Enums.ComponentType.Library)]),
   );
-  for (const { folder, needs } of packages) for (const need of needs) link(parts.get(folder), parts.get(need));
+  for (const { folder, needs } of packages) {
+    for (const need of needs) link(parts.get(folder), parts.get(need));
+  }
   for (const part of parts.values()) link(product, part);
 
   const bom = new Models.Bom({ metadata: new Models.Metadata({ timestamp: commitDate(), component: product }) });

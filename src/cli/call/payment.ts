@@ -45,7 +45,7 @@ export function payableOffer(challenge: unknown): PayableOffer | string {
     if (terms.scheme === SCHEME && network?.token.key === terms.asset) return { network, terms };
   }
   const asked = offers.value.map(({ scheme, network, asset }) => `${scheme} on ${network} in ${asset}`);
-  const paid = "tollgate call pays only in USDC, on a network that it knows, by the scheme exact";
+  const paid = "this command pays only in USDC, on a network that it knows, by the scheme exact";
   return `${paid}; the gateway asks for ${asked.join(" or ") || "nothing"}`;
 }
 

@@ -54,13 +54,9 @@ export function createSettle(options: SettleOptions) {
    * The payment's record, if any. On another network the nonce belongs to another payment, unless the payer's signature is
    * for this network, whatever network the request names.
    */
-  const recordOf = async ({
-    network,
-    key,
-    payment,
-    signedBy,
-  }: SettlementRequest): Promise<FacilitatorPayment | null> =>
-    payment.network === network.name || signedBy === "payer" ? payments.storedPayment(store.read, key) : null;
+  async function recordOf({ network, key, payment, signedBy }: SettlementRequest): Promise<FacilitatorPayment | null> {
+    return payment.network === network.name || signedBy === "payer" ? payments.storedPayment(store.read, key) : null;
+  }
 
   async function refuse({ named }: SettlementRequest, outcome: CollectionOutcome): Promise<CollectionOutcome> {
     meters.settlement(outcome.kind === "over_limit" ? "over_limit" : "refused");

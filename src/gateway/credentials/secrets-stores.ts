@@ -135,11 +135,9 @@ export async function readFromVault(settings: VaultSettings, fetchJson: FetchJso
 }
 
 /** @throws when the file can't be read */
-export const currentToken = async ({
-  token,
-  tokenFile,
-}: Pick<VaultSettings, "token" | "tokenFile">): Promise<string> =>
-  tokenFile === null ? token : (await readTextFile(tokenFile)).trim();
+export async function currentToken({ token, tokenFile }: Pick<VaultSettings, "token" | "tokenFile">): Promise<string> {
+  return tokenFile === null ? token : (await readTextFile(tokenFile)).trim();
+}
 
 const propertyOf = (value: unknown, key: string): unknown =>
   typeof value === "object" && value !== null ? Reflect.get(value, key) : undefined;

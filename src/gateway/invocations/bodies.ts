@@ -118,16 +118,14 @@ async function storeParts(store: Store, key: InvocationKey, body: CallBody): Pro
   const parts = bodyPartsOf(body).map((bytes, n) => ({ key, n, bytes, dueAt }));
   for (let at = 0; at < parts.length; ) {
     const next = parts.slice(at, at + (at === 0 ? 1 : STORED_AT_ONCE));
-    const stored = await Promise.all(next.map((part) => store.execute(storePartCommand, part))).catch(
-      rethrowAsPartsGone,
-    );
+    const stored = await Promise.all(next.map((part) => store.execute(storePartCommand, part))).catch(throwPartsGone);
     if (stored.includes(false)) throw partsGone();
     at += next.length;
   }
 }
 
 /** A UniqueViolation means that an earlier try, whose idempotency key went to another call, left parts that are being removed. */
-function rethrowAsPartsGone(error: unknown): never {
+function throwPartsGone(error: unknown): never {
   throw error instanceof UniqueViolation ? partsGone() : error;
 }
 

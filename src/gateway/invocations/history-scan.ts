@@ -214,8 +214,8 @@ interface Window {
 async function windowBelow(reader: Reader, path: ScanPath, below: string, most: Most): Promise<Window> {
   const [open, ended] = await pass(reader, path, { floor: path.floor, below }, most);
   const depth = ({ entries, last }: Passed, limit: number) => (entries < limit ? null : last) ?? path.floor;
-  // IDs, of which the later one is the greater one.
-  const [, floor = path.floor] = [depth(open, most.open), depth(ended, most.ended)].sort();
+  // The later of the two IDs, which sort by their time.
+  const floor = [depth(open, most.open), depth(ended, most.ended)].sort().at(-1) ?? path.floor;
   const isLast = open.entries < most.open && ended.entries < most.ended;
   const range = { floor, below };
   const isBeyond = ({ last }: Passed) => last !== null && last < floor;

@@ -1,7 +1,7 @@
 // The life cycle of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a write
 // guarded by the states that its event may start from (core/states.ts). Those that every call passes are batched commands.
 import { and, eq, inArray, notExists, sql } from "drizzle-orm";
-import type { OutboxKind, Tables } from "../../../db/schema.ts";
+import { awaitsNoPayment, type OutboxKind, type Tables } from "../../../db/schema.ts";
 import type { Call, CallEnd } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { type ErrorClass, type ErrorDetail, INVOCATION_EVENTS, SETTLEMENT_EVENTS } from "../../core/states.ts";
@@ -134,11 +134,10 @@ async function claimRow(tx: Tx, { key, owner, token, now }: Claim) {
   const { from, to } = INVOCATION_EVENTS.claim;
   const isThis = hasKey(t, key);
   const refusal = tx.db.select({ id: refused.id }).from(refused).where(hasKey(refused, key));
-  const isOutcomeKnown = sql`coalesce(${t.settlement_status}, '') <> 'pending'`;
   await tx.db
     .update(t)
     .set({ status: to, owner, claim: token, updated_at: now })
-    .where(and(isThis, statusIs(t.status, from), isOutcomeKnown, notExists(refusal)));
+    .where(and(isThis, statusIs(t.status, from), awaitsNoPayment(t), notExists(refusal)));
   const [claimed] = await tx.db
     .select({ call: t.call, request: t.request, mode: t.mode, req_size: t.req_size })
     .from(t)
